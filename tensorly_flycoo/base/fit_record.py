@@ -19,7 +19,7 @@ from .array_modules import Array
 
 _M = TypeVar("_M")
 
-#: What a cell that the tensor does not store was to the decomposition.
+#: How a decomposition treats cells that the tensor does not store.
 ABSENT = ("zero", "unknown", "weighted")
 
 

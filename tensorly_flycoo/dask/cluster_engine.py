@@ -87,7 +87,7 @@ class WorkerDevices(Devices):
 
 
 class RemoteLayout:
-    """Stands for a worker's layout of a slab; has what does not need the nonzeros here."""
+    """Stands for a worker's layout of a slab, with all facts that need no nonzeros."""
 
     def __init__(self, held: RemoteObject, facts: SlabFacts) -> None:
         self.held = held
@@ -150,7 +150,7 @@ def as_reference(x: Any) -> Any:
 
 
 class ClusterEngine(CpuEngine):
-    """Computes on the workers what belongs to slabs, and the rest here."""
+    """Runs operations on slabs at the workers, and all others in this process."""
 
     name = "dask"
     local_device = CpuEngine.name
@@ -171,5 +171,5 @@ def _apply(
     return layout.apply(*args, **options)
 
 
-#: What computes here, for all tensors on clusters.
+#: The engine of this process, for all tensors on clusters.
 ENGINE_HERE = ClusterEngine()

@@ -123,14 +123,14 @@ class Machine:
         self._site = site
         self._is_held = is_held
         self._changed = threading.Condition()  # notified of messages, arrays and aborts
-        # What is held, by key; an `_Awaited` where it has not come yet.
+        # Objects by key; an `_Awaited` in place of an array that has not come yet.
         self._store: dict[int, Any] = {
             msg.SITE.key: site,
             msg.ENGINE.key: site.engine,
             msg.MACHINE.key: self,
         }
-        self._epoch = 0  # that of the client
-        self._running = 0  # that of the message that runs
+        self._epoch = 0  # the client's, as far as known
+        self._running = 0  # the epoch of the message that runs
         self._next_number = 0  # of the next message in this epoch
         self._messages: dict[tuple[int, int], tuple[msg.Message, _Answer]] = {}  # by epoch, number
         self._inbox: dict[tuple[int, int], np.ndarray] = {}  # by epoch and key

@@ -1,4 +1,4 @@
-"""One table of what each decomposition can do, for all that choose, compare or describe them."""
+"""One table of the decompositions and their abilities, to choose, compare or describe them."""
 
 import functools
 import inspect

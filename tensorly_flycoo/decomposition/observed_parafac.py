@@ -247,7 +247,7 @@ def observed_parafac(
 
 
 class _Beginning(NamedTuple):
-    """What a run begins with."""
+    """The ridge, model and errors that a run begins with."""
 
     ridge: float
     model: RunModel

@@ -1,4 +1,4 @@
-"""How `observed_parafac` chooses its ridge: by what predicts held-out entries best."""
+"""How `observed_parafac` chooses its ridge: the one that predicts held-out entries best."""
 
 import math
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ from ..base.array_modules import Array
 
 @dataclass
 class GroupRows:
-    """T of one piece: memory for it, whether a pass has written it, and what completes that."""
+    """T of one piece: its memory, whether a pass has written it, and how to complete it."""
 
     rows: Array
     is_known: bool = False

@@ -26,7 +26,7 @@ from .files import FilePath, replace_file
 if TYPE_CHECKING:
     import zipfile
 
-#: What a file says besides its arrays.
+#: The facts in a file besides its arrays.
 Header: TypeAlias = dict[str, Any]
 
 
@@ -182,7 +182,7 @@ def _refuse_other_libraries(names: set[str]) -> None:
 
 
 class _Member(NamedTuple):
-    """The file of an array, open behind its header, and what the header says."""
+    """The file of an array, open behind its header, and the facts of the header."""
 
     file: IO[bytes]
     shape: tuple[int, ...]

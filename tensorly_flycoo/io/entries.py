@@ -39,7 +39,7 @@ _COARSE_UNITS = ("D", "s", "ms")
 
 
 class ColumnLabels(NamedTuple):
-    """The labels of a column, or of one part of its rows, and what decides whether parts fit."""
+    """The labels of a column, or of one part of its rows, and facts by which parts are compared."""
 
     entries: np.ndarray  # those that occur; text as objects, dates in the coarsest unit
     zone: str | None = None  # the zone whose wall times they are

@@ -12,7 +12,7 @@ from .entries import cast_all, interpret_text, read_times, require_pyarrow, take
 from .files import FilePath
 from .places import open_parquet
 
-#: What times can be rounded to.
+#: The units to which times can be rounded.
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 
 #: The units whose values repeat when the clock is set back.

@@ -24,7 +24,7 @@ FactorUpdate: TypeAlias = Callable[[Array, Array, Array, int], Array]
 
 @dataclass(kw_only=True)
 class CpSweep(Sweep):
-    """A sweep over the modes of a CP model; its final methods are what momentum asks of it."""
+    """A sweep over the modes of a CP model; its final methods are those of `Movable`."""
 
     solver: str
     model: RunModel
@@ -105,7 +105,7 @@ class AlternatingSweep(CpSweep):
     """A sweep that updates a factor by any rule, and imputes missing entries before each mode."""
 
     update_factor: FactorUpdate
-    save_rule_state: Callable[[], Mapping[str, Array]] = field(default=dict)  # that of the rule
+    save_rule_state: Callable[[], Mapping[str, Array]] = field(default=dict)  # of `update_factor`
     wants_errors: bool = True
     normalize_factors: bool = False  # whether each updated factor is normalised at once
     smoothness: Sequence[float] = ()  # of each mode

@@ -71,7 +71,7 @@ class OwnSolver(FactorSolver):
 @final
 @dataclass(kw_only=True)
 class TensorlyCp(FactorSolver):
-    """Does what TensorLy's own loop does, to the bit, by the same functions of the backend."""
+    """Computes as TensorLy's own loop, to the bit, by the same functions of the backend."""
 
     data: WholeTensor
     l2_reg: float

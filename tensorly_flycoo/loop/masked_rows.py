@@ -10,8 +10,8 @@ from .cp_model import multiply_all
 from .masks import MissingEntries
 from .observed_rows import RowPlan, fit_alike, fit_rows
 
-#: What holds rows where they are if too few of their cells are known, relative to the mean of the
-#: diagonal of the systems. Where they are known it slows an iteration by as much, and no more.
+#: A ridge towards the old rows, relative to the mean of the systems' diagonal: it keeps a row with
+#: too few known cells where it is, and slows the convergence of other rows by the same share only.
 _HOLD = 1e-10
 
 

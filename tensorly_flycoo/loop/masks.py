@@ -514,7 +514,7 @@ def extend_mask(mask: Any, added: Any, mode: int, shape: Sequence[int], old_size
         added = None  # all cells without a row are unknown, which is no mask's matter
     is_alike = mask is None or mask.shape[mode] == 1
     if is_alike and (added is None or are_same(mask, added)):
-        return mask  # that of the new rows too: it is the one that they were found with
+        return mask  # the new rows were fitted with the same mask
     new_size = shape[mode]
     cells = []
     if mask is not None:

@@ -57,7 +57,7 @@ def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode:
     rows = data.xp.zeros(factors[mode].shape, data.dtype)
     ones = data.missing.make_ones()
     observed = whole - data.missing.add_mttkrp(rows, ones, factors, mode)
-    # What is left of a row whose cells are all missing is rounding error.
+    # If all cells of a row are missing, the difference is rounding error.
     return invert_positive(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
 
 

@@ -12,7 +12,7 @@ from ..spread.slab_layout import AnyLayout, SlabLayout
 
 
 class _Unit(NamedTuple):
-    """Modes whose indices the entries have as one number: a group of modes, or one mode."""
+    """A group of modes, or one mode, whose indices are one number in the entries."""
 
     modes: Sequence[int]
     bits: Sequence[int]  # of the number, below the index of each mode

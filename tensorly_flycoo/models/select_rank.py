@@ -260,7 +260,7 @@ def _find_tolerance(
 class _RankFit(NamedTuple):
     """The fits with one rank."""
 
-    score: RankScore  # that of the held-out loss is nan: it needs the least loss of all ranks
+    score: RankScore  # without `difference_se`, which needs the least loss of all ranks
     model: Any  # of all entries
     errors: np.ndarray  # of the runs
     terms: Any  # of the held-out loss, for each entry; None if nothing is held out

@@ -1,4 +1,4 @@
-"""The rank that scores suggest, why, and what speaks against it."""
+"""The rank that scores suggest, and the reasons for and against it."""
 
 from collections.abc import Sequence
 

@@ -277,7 +277,7 @@ def find_coupled_rows(model: Any, blocks: Any, mode: Any, options: FoldInOptions
     )
 
 
-#: What finds the rows of each kind of model.
+#: The function that finds rows, for each kind of model.
 _FIND_ROWS: dict[str, Callable[..., Array]] = {
     "CP": _fold_in_cp,
     "Tucker": _fold_in_tucker,

@@ -1,4 +1,4 @@
-"""The memory of a tensor and of an iteration, predicted from sizes, and what is chosen by it.
+"""Predict the memory of a tensor and an iteration from sizes, and choose layouts and slabs by it.
 
 The whole sum, from the outside in:
 

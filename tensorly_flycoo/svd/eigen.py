@@ -388,7 +388,7 @@ def orthonormalize(
             removed = np.zeros((0, width))
             gram = gram_of(block)
         squares = np.diagonal(gram)
-        # What is left after much has been subtracted is rounding error.
+        # A column that is much smaller than its projection is rounding error.
         is_noise = squares <= (_NOISE * eps) ** 2 * np.sum(removed**2, axis=0)
         scales = np.where(is_noise, 0, 1 / np.sqrt(np.where(is_noise, 1, squares)))
         values, vectors = eigh(gram * np.outer(scales, scales))

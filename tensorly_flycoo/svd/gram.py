@@ -199,7 +199,7 @@ class UnfoldingGram:
             yield devices.collect([part])[0]
 
 
-# What one pass over the groups of columns finds
+# One pass over the groups of columns
 
 
 @dataclass(frozen=True)

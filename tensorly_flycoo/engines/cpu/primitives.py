@@ -17,7 +17,7 @@ _PARTS_PER_THREAD = 4
 
 _CACHE_LINE_NBYTES = 64
 
-#: What a loop over nonzeros takes for one, about.
+#: About how long a loop over nonzeros takes for one, in nanoseconds.
 _NONZERO_NS = 5
 
 

@@ -25,7 +25,7 @@ _NO_ID = np.dtype(np.uint32)
 
 
 class Ratios(enum.IntEnum):
-    """`RatioKind` in `ratios.cuh`: what MTTKRP does with the values of a model."""
+    """`RatioKind` in `ratios.cuh`: how MTTKRP uses the values of a model."""
 
     NONE, DIVIDE, DIVIDE_AND_LOG, MULTIPLY = range(4)
 
