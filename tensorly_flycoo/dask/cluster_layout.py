@@ -243,10 +243,10 @@ class ClusterBuilder(SlabBuilder):
         """Count the nonzeros of each row of the longest mode; then choose groups and format."""
         cluster = self.cluster
         mode = find_longest_mode(self._shape)
-        there = run_everywhere(
+        counts_of_workers = run_everywhere(
             cluster, count_partitions, SITE, mode, self._shape[mode], self._labels
         )
-        counts = np.sum(cluster.fetch(there), axis=0)
+        counts = np.sum(cluster.fetch(counts_of_workers), axis=0)
         self._nnz = int(counts.sum())
         groups, self.num_numbered = find_groups(
             self._groups, self._shape, self._nnz, self.num_slabs

@@ -175,6 +175,7 @@ def sum_zeros(loss: Loss, factors: Sequence[Array]) -> float:
     first = factors[0]
     xp = array_module(first)
     shape = [factor.shape[0] for factor in factors]
+    # As many of the last modes go to the right as have few combinations of indices.
     num_left = len(factors) - 1
     while num_left > 1 and math.prod(shape[num_left - 1 :]) <= _MAX_COLUMNS:
         num_left -= 1

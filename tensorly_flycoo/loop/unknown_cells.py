@@ -28,8 +28,8 @@ def obey_unknown(
 ) -> dict[str, Any]:
     """Return the options by which a decomposition takes the unknown cells of `x` as unknown.
 
-    `parameters` are all that it has. Those that a mask among the options marks are missing too. A
-    ValueError refuses a decomposition that cannot.
+    `parameters` are the names of all its parameters. Cells that a mask among the options marks are
+    missing too. Raises a ValueError for a decomposition that takes no unknown cells.
     """
     options = dict(options)
     if not isinstance(x, LabelledTensor) or x.unknown is None:

@@ -272,12 +272,14 @@ def _drop(
     `take` copies the model at a place of the stack, which few iterations need.
     """
     places = {run: place for place, run in enumerate(stack) if run.is_active}
+    # The iterations that all active runs have done.
     t = min((len(run.errors) for run in places), default=0)
     if t < _PATIENCE:
         return
     begun = [run for run in runs if run.errors]
     best_first = sorted(begun, key=lambda run: float(run.errors[-1]))
     least = float(best_first[0].errors[-1])
+    # The more iterations, the fewer runs are safe from being dropped: all of them at first.
     num_safe = -(-_PATIENCE * len(best_first) // t)
     for run in best_first[num_safe:]:
         if run in places and _is_hopeless(run, least, t):

@@ -260,7 +260,7 @@ def _find_tolerance(
 class _RankFit(NamedTuple):
     """The fits with one rank."""
 
-    score: RankScore  # without `difference_se`, which needs the least loss of all ranks
+    score: RankScore  # its held-out loss is nan until all ranks are compared
     model: Any  # of all entries
     errors: np.ndarray  # of the runs
     terms: Any  # of the held-out loss, for each entry; None if nothing is held out

@@ -300,6 +300,8 @@ class Operator:
         size = self.shape[0 if of_rows else 1]
         if not of_rows:
             return eigen.multiply_by_gram(self, xp.eye(size), of_rows)
+        # Number the nonempty cells (column, row) of the matrix, and compute their lines: `x` has
+        # each cell as an index, and the TTMc of that mode has a line for each.
         cells = list_cells(self._x, (self._other, self._mode))
         column_ids, row_ids = np.divmod(cells, self._num_indices)
         _, columns = np.unique(column_ids, return_inverse=True)
@@ -307,6 +309,7 @@ class Operator:
         places_in_gram = xp.stack([xp.asarray(columns), xp.asarray(rows)])
         x, mode, places = merge_modes(self._x, (self._other, self._mode), np.float64, cells)
         inputs = {places[n]: factor for n, factor in self._inputs.items()}
+        # Some columns of the last factor at a time, so that the lines take little memory.
         last, widest = [*inputs.items()][-1]
         max_numbers = max(2 * _BLOCK_SIZE, size**2 // 2) * widest.shape[1]
         step = max(1, max_numbers // (cells.size * self._num_columns))

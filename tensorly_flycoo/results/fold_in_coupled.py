@@ -134,7 +134,7 @@ def fold_in_coupled(
         _divide_data(block, powers[number])
     factors = [move(factor, xp).astype(np.float64) for factor in model.factors.values()]
     index = [*model.factors].index(mode)
-    factors[index] = xp.zeros((num_rows, model.rank))  # of which only the size matters
+    factors[index] = xp.zeros((num_rows, model.rank))  # only its size matters
 
     # Each block adds to the right-hand sides of all rows, and to the matrices of those it knows.
     is_known = np.ones((num_rows, len(new_blocks)), bool)
