@@ -39,7 +39,11 @@ class Pool(NamedTuple):
     named: Sequence[str] | None  # their addresses; by default those of all that the client has
 
     def start(self, held: Workers = (), most: int = 2**31) -> list[WorkerHandle]:
-        """Start an actor on each; beside workers that are held, on others that are not paused."""
+        """Start an actor on each worker of the pool; return all, the `held` ones first.
+
+        `held` have an actor already: then only workers that are not paused join them, up to `most`
+        in all.
+        """
         workers = self.client.scheduler_info(n_workers=-1)["workers"]
         addresses = sorted(workers) if self.named is None else list(self.named)
         if held:

@@ -567,7 +567,7 @@ class CoupledSweep(Sweep):
         model.factors[:] = [factor.take(xp.asarray(order), axis=1) for factor in model.factors]
 
     def _choose_signs(self) -> None:
-        """Make columns mostly positive, and weights too where a factor of one block can differ."""
+        """Make columns mostly positive, and weights too where a block has a mode for itself."""
         model = self.model
         xp = array_module(model.weights)
         weights = move(model.weights, np)

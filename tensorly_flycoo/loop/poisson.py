@@ -218,7 +218,7 @@ class PoissonUpdates(Sweep):
             proposal[mode] = lift_zeros(factors[mode], product * scales)
             if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
                 factors = proposal
-                self._base = {}  # these models are not steps from one another
+                self._base = {}  # SQUAREM needs models one step apart: begin anew
         return factors
 
     def _evaluate(
