@@ -191,6 +191,7 @@ def _receive_early_import(tensor: Any, mask: Any) -> FlycooTensor:
 
 
 def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Check the arguments for a sparse tensor, then call TensorLy's function unchanged."""
     options = inspect.signature(original).bind(*args, **kwargs).arguments
     if options.get("non_negative"):
         instead = "use tl.decomposition.non_negative_tucker, or import tensorly_flycoo before it"

@@ -55,7 +55,7 @@ def is_on_gpu(x: Any) -> bool:
 
 
 def array_module(x: object) -> ModuleType:
-    """Return cupy for a CuPy array, else numpy; for row-sharded factors that of their blocks."""
+    """Return cupy for a CuPy array, else numpy; for row-sharded factors, their blocks' module."""
     if is_cupy(x):
         return sys.modules["cupy"]
     return getattr(x, "xp", np)
@@ -168,9 +168,9 @@ def copy_parts(source: Any, target: Any) -> None:
 def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None]) -> None:
     """Have threads copy parts between the host and the current GPU, each on its own stream.
 
-    `copy` is called with the number of a thread, less than `MAX_THREADS`, and an iterator over the
-    `starts`, each of which one thread gets. What was launched before on the current stream is
-    complete for all of them, and all that they launch is when this returns.
+    Each thread calls `copy` with its number, below `MAX_THREADS`, and an iterator over `starts`
+    that all threads share: each start goes to one of them. Their streams wait for earlier work on
+    the current stream; when this returns, all their work is complete.
     """
     from concurrent.futures import ThreadPoolExecutor
 

@@ -92,7 +92,7 @@ def warn(message: str) -> None:
 
 
 def require(module: str, need: str) -> Any:
-    """Import a module that is optional; an ImportError says what needs it, and what to install."""
+    """Import an optional module; the ImportError begins with `need`, which says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -411,7 +411,7 @@ def check_fill_value(fill_value: Any) -> None:
 
 
 def check_choice(choice: Any, name: str, choices: tuple[Any, ...]) -> Any:
-    """Return an argument; refuse it if it is none of `choices`."""
+    """Return an argument, which must be one of `choices`."""
     if choice not in choices:
         raise ValueError(f"{name} is {choice!r}, expected one of {choices}")
     return choice

@@ -28,7 +28,7 @@ class Devices(Protocol):
         """Refuse a current device other than the home device."""
 
     def use(self, device: int) -> AbstractContextManager[object]:
-        """Make a device current: what is computed inside is computed there."""
+        """Make a device current for the computations of a `with` block."""
         return nullcontext()  # arrays know their device
 
     def empty(self, device: int, shape: tuple[int, int], dtype: np.dtype) -> Array:
@@ -118,7 +118,7 @@ class OneDevice(Devices):
         return [self._join(arrays) for arrays, _ in requests]
 
     def _join(self, arrays: Sequence[Array]) -> Array:
-        """Return a single array as it is, if it is of `xp`; several ones below each other."""
+        """Stack arrays below each other; a single array of `xp` is returned as it is."""
         if len(arrays) == 1:
             return move(arrays[0], self._xp)
         return self._xp.ascontiguousarray(self._xp.concatenate(arrays))

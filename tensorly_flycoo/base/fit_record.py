@@ -19,12 +19,12 @@ from .array_modules import Array
 
 _M = TypeVar("_M")
 
-#: What a cell that the tensor does not store was to the decomposition.
+#: How a decomposition treats cells that the tensor does not store.
 ABSENT = ("zero", "unknown", "weighted")
 
 
 class RunState(NamedTuple):
-    """What a solver hands to its callback besides the model: what a checkpoint needs to go on."""
+    """The state that a checkpoint saves beside the model; solvers pass it to callbacks."""
 
     tensor: Any  # a `FlycooTensor`; None for several
     arrays: Mapping[str, Array] = {}
@@ -105,7 +105,7 @@ class FitRecord:
     run: RunState | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:
-        """Show what differs from a plain model of all cells."""
+        """Show the facts that differ from those of a plain model of all cells."""
         shown = []
         for field in dataclasses.fields(self):
             fact = getattr(self, field.name)
@@ -145,7 +145,7 @@ def recording(method: str, describe: Callable[[], FitRecord]) -> Iterator[None]:
 
 
 def current_record(method: str) -> FitRecord:
-    """Return the record of the decomposition that runs now; if it is another one, just its name."""
+    """Return the record of the decomposition `method` that runs; if it does not, just its name."""
     call: _Call | None = getattr(_running, "call", None)
     if call is None or call.method != method:
         return FitRecord(method=method)
@@ -159,21 +159,21 @@ def find_record(model: Any) -> FitRecord | None:
 
 
 def attach(model: _M, record: FitRecord | None) -> _M:
-    """Give a model its record, in place of one that it has, and return the model."""
+    """Set the record of a model, and return the model."""
     if record is not None:
         setattr(model, "flycoo", record)  # noqa: B010 (TensorLy's classes do not declare it)
     return model
 
 
 def _is_plain(fact: Any, default: Any) -> bool:
-    """Return whether a fact is that of a plain model: its default, or nothing."""
+    """Return whether a fact is its default, or empty."""
     if fact is None or isinstance(fact, str | bool | int | float):
         return bool(fact == default)
     return not len(fact)
 
 
 def _shorten(fact: Any) -> str:
-    """Show a fact in a line: of arrays only what they are."""
+    """Show a fact in one short line: only the type of a long one, such as an array."""
     if isinstance(fact, Mapping):  # of a mapping for each mode, whatever their types
         fact = {mode: dict(constraints) for mode, constraints in fact.items()}
     text = repr(fact)

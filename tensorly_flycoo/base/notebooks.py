@@ -1,4 +1,4 @@
-"""What notebooks show of tensors, statistics and searches: text in tables of HTML.
+"""HTML tables of text, by which notebooks show tensors, statistics and searches.
 
 Every text is escaped, since labels and the names of modes are whatever a user's table holds.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def make_facts(facts: Mapping[str, object], caption: str = "") -> str:
-    """Return a table with a row for each fact: its name, and what it is.
+    """Return a table with a row for each fact: its name and its value.
 
     >>> make_facts({"mode": "<name>", "size": 3})
     '<table><tr><th>mode</th><td>&lt;name&gt;</td></tr><tr><th>size</th><td>3</td></tr></table>'
@@ -30,7 +30,7 @@ def make_text_table(rows: Iterable[Sequence[object]], caption: str = "") -> str:
 
 
 def make_tensor_table(x: Any, caption: str, labels: Mapping[str, object] | None = None) -> str:
-    """Return a table of what a `FlycooTensor` is, after facts that its labels add."""
+    """Return a table of facts about a `FlycooTensor`, after the facts that its labels add."""
     facts: dict[str, object] = dict(labels or {})
     facts["shape"] = " x ".join(map(str, x.shape))
     facts["dtype"] = x.dtype

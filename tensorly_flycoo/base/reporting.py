@@ -62,7 +62,7 @@ class _CompiledKernels(NamedTuple):
 
 
 class _Compilation(contextlib.AbstractContextManager):
-    """What a call has compiled. Its context is that of a call inside this one."""
+    """The kernels that a call has compiled, as a context for the calls inside it."""
 
     #: Of all calls of the process, and whether a log line has named them.
     total_count = 0
@@ -130,7 +130,7 @@ def log_compilation() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _log_at_end() -> Iterator[None]:
-    """Log what is compiled inside the block, at its end, even if it fails."""
+    """Log the kernels compiled inside the block when it ends, even if it fails."""
     compilation = _Compilation()
     token = _compilation.set(compilation)
     try:

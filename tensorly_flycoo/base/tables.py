@@ -25,7 +25,7 @@ def format_table(rows: Iterable[Sequence[str]], align: str = ">") -> str:
 
 
 def make_table(rows: Iterable[Sequence[str]], head: Sequence[str], caption: str) -> str:
-    """Return a table of cells of HTML; caption, `head` and the first cell of a row are text."""
+    """Return an HTML table of plain text, but for the cells after the first: they are HTML."""
     import html
 
     lines = ["".join([f"<th>{html.escape(text)}</th>" for text in head])]

@@ -25,7 +25,7 @@ import numpy as np
 
 
 class ValueDtype(NamedTuple):
-    """What depends on the dtype of values."""
+    """A dtype of values, and the facts that depend on it."""
 
     dtype: np.dtype
     c_type: str  # in CUDA sources

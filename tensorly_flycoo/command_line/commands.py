@@ -14,7 +14,7 @@ from .options import add_fit_options
 from .reading import SUFFIXES
 from .wording import spell
 
-#: What a command reports in one line: the data, the disk or a missing package is to blame.
+#: Errors that a command reports in one line: of the data, the disk, or a missing package.
 _ERRORS = (ImportError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 _DESCRIPTION = "Decompose big sparse tensors: a file of events becomes a few named components."

@@ -61,7 +61,7 @@ def fit(arguments: argparse.Namespace) -> None:
 
 
 def _choose_loss(arguments: argparse.Namespace, suffix: str) -> str:
-    """Return the loss that suits the values: that of counts if the rows of a table are counted."""
+    """Return the loss that suits the values: "poisson_count" if the rows of a table are counted."""
     are_counts = arguments.values is None or arguments.aggregate == "count"
     if is_table(suffix) and are_counts:
         return "poisson_count"

@@ -74,7 +74,7 @@ def _run_alone(
     options: dict[str, Any],
     progress: Progress,
 ) -> Starts:
-    """Run one start, which may take Gauss-Newton steps: those of several starts do not."""
+    """Run a single start, which may take Gauss-Newton steps; several starts take none."""
     progress.begin_run("start 1 of 1")
     options = method.prefer_momentum(x, options, one_by_one=True)
     options |= {"init": arguments.init, "callback": progress}

@@ -14,7 +14,7 @@ from ..loop.holding_out import hold_out
 from ..loop.masks import MissingEntries
 from .wording import spell
 
-#: What can be read, by the ends of names.
+#: The readable files, by the ends of their names.
 _TENSORS = (".tns", ".tns.gz", ".tns.zst", ".ttx", ".mtx")
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz", *_TENSORS)
 

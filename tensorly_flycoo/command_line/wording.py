@@ -1,6 +1,6 @@
-"""What Python's functions say, as the command line says it."""
+"""Messages of Python functions, in the words of the command line."""
 
-#: What errors of Python's functions and of pyarrow say, as the command line does.
+#: Wording of errors from Python functions and pyarrow, and how the command line puts it.
 _SPELLINGS = {
     "Expected 1 columns": "expected 1 column (or give --sep ';')",
     "df has": "the file has",

@@ -117,7 +117,7 @@ async def _deliver(worker: Worker, address: str, key: str, *parcel: Any) -> None
 
 
 def _make_gpu_site(gpu: int) -> tuple[Site, Callable[[], None]]:
-    """Return a GPU's site, and what its thread calls first."""
+    """Return a GPU's site, and a function that its thread calls first."""
     from ..engines.cuda.processes import NcclLink, ThreadStream
 
     return Site(select_engine("cuda"), lambda: None, NcclLink), ThreadStream(gpu).use
@@ -144,7 +144,7 @@ def _limit_threads(count: int) -> None:
 def start_workers(
     client: Client, addresses: Iterable[str], device: str | None = None, others: Workers = ()
 ) -> list[WorkerHandle]:
-    """Start an actor on each of some workers, beside others; return all, the others first."""
+    """Start an actor at each address; return the new workers after `others`, which run already."""
     addresses = list(addresses)
     tasks = [_submit(client, address, list_gpus, device) for address in addresses]
     gpus = [worker.gpus for worker in others] + wait_for_tasks(client, tasks, addresses)
@@ -205,7 +205,7 @@ def _submit(client: Client, address: str, function: Any, *args: Any, actor: bool
 
 
 def list_gpus(device: str | None) -> Gpus:
-    """List the GPUs of a worker, there; none if its device is a CPU."""
+    """List the GPUs of the worker that calls this; none if its device is a CPU."""
     if select_engine(device).name == "cpu":
         return Gpus([], has_nccl=False)
     from ..engines.cuda import processes

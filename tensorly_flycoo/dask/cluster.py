@@ -222,7 +222,7 @@ class Cluster:
     # Messages
 
     def fetch(self, objects: Sequence[RemoteObject]) -> list[Any]:
-        """Wait for the values of objects, on any workers; raises what a command has raised."""
+        """Wait for the values of objects, on any workers; raises the error of a failed command."""
         wanted: dict[WorkerHandle, list[int]] = {}
         for x in objects:
             wanted.setdefault(x.worker, []).append(x.key)
@@ -316,7 +316,7 @@ class Cluster:
 
 @dataclass
 class _Plan:
-    """What a worker sends and receives in one step; see `Machine.post`."""
+    """The arrays that a worker sends and receives in one step; see `Machine.post`."""
 
     sent: list[list] = field(default_factory=list)
     received: list[list] = field(default_factory=list)
@@ -341,7 +341,7 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
 
 
 async def _gather(calls: Iterable[Awaitable[Any]], timeout: float | None = None) -> list[Any]:
-    """Return the results of calls, or with a timeout those of each or its error."""
+    """Return the results of calls; with a timeout, the error of a call in place of its result."""
     if timeout is not None:
         calls = [asyncio.wait_for(call, timeout) for call in calls]
     return await asyncio.gather(*calls, return_exceptions=timeout is not None)

@@ -77,16 +77,17 @@ class WorkerDevices(Devices):
         return [next(fetched) if isinstance(x, RemoteObject) else x for x in arrays]
 
     def replicate(self, arrays: Sequence[Any], function: Callable[..., Array]) -> Replicated:
+        """Implement `Devices.replicate`: each worker sends its own arrays to all others."""
         dtype = function(*(np.empty(0, x.dtype) for x in arrays)).dtype
         workers = self.cluster.workers
-        # Each worker sends its own arrays to all others.
-        sent = iter(send_all(self.cluster, [(x, worker) for worker in workers for x in arrays]))
+        transfers = [(x, worker) for worker in workers for x in arrays]
+        sent = iter(send_all(self.cluster, transfers))  # in the sequence of the transfers
         args_of_workers = {worker: [next(sent) for _ in arrays] for worker in workers}
         return Replicated(function, args_of_workers, arrays[0].shape, dtype)
 
 
 class RemoteLayout:
-    """Stands for a worker's layout of a slab; has what does not need the nonzeros here."""
+    """Stands for a worker's layout of a slab, with all facts that need no nonzeros."""
 
     def __init__(self, held: RemoteObject, facts: SlabFacts) -> None:
         self.held = held
@@ -149,7 +150,7 @@ def as_reference(x: Any) -> Any:
 
 
 class ClusterEngine(CpuEngine):
-    """Computes on the workers what belongs to slabs, and the rest here."""
+    """Runs operations on slabs at the workers, and all others in this process."""
 
     name = "dask"
     local_device = CpuEngine.name
@@ -170,5 +171,5 @@ def _apply(
     return layout.apply(*args, **options)
 
 
-#: What computes here, for all tensors on clusters.
+#: The engine of this process, for all tensors on clusters.
 ENGINE_HERE = ClusterEngine()

@@ -89,7 +89,7 @@ def make_layout(
     num_slabs: int,
     layouts: Mapping[int, RemoteLayout] | Sequence[RemoteLayout],
 ) -> ClusterLayout:
-    """Make the layout of a tensor of the rows and the layouts of its slabs."""
+    """Make the layout of a tensor from its slabs' rows, and their layouts by number."""
     slabs = []
     for number, slab_rows in enumerate(rows):
         layout: Any = layouts[number]
@@ -156,7 +156,7 @@ def run_everywhere(
 
 
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
-    """Build the slabs that no worker holds, of all partitions; refuse those that have changed."""
+    """Build the slabs that no worker holds, from all partitions, if these have not changed."""
     record_format = layout.record_format
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
     old_slabs = list_held(layout)
@@ -235,18 +235,18 @@ class ClusterBuilder(SlabBuilder):
         sizes = TensorSizes(self._nnz, self._shape, self._dtype, self.record_format.groups)
         get_cut = operator.itemgetter(1)  # of `order`'s result
         cuts = cluster.fetch([cluster.run(x.worker, get_cut, x)[0] for x in ordered])
-        there = cluster.run(cluster.workers[0], choose_common, ENGINE, self._layout, sizes, cuts)
-        (name,) = cluster.fetch(there)
+        names = cluster.run(cluster.workers[0], choose_common, ENGINE, self._layout, sizes, cuts)
+        (name,) = cluster.fetch(names)
         return name
 
     def count_rows(self) -> np.ndarray:
         """Count the nonzeros of each row of the longest mode; then choose groups and format."""
         cluster = self.cluster
         mode = find_longest_mode(self._shape)
-        there = run_everywhere(
+        counts_of_workers = run_everywhere(
             cluster, count_partitions, SITE, mode, self._shape[mode], self._labels
         )
-        counts = np.sum(cluster.fetch(there), axis=0)
+        counts = np.sum(cluster.fetch(counts_of_workers), axis=0)
         self._nnz = int(counts.sum())
         groups, self.num_numbered = find_groups(
             self._groups, self._shape, self._nnz, self.num_slabs
@@ -287,7 +287,7 @@ def keep_nonzeros(site: Site, number: int, nonzeros: tuple[Array, Array]) -> Non
 
 
 def clear_partitions(site: Site) -> None:
-    """Free what a call that has failed may have left."""
+    """Free the partitions that a failed call may have left."""
     site.partitions.clear()
 
 

@@ -39,7 +39,11 @@ class Pool(NamedTuple):
     named: Sequence[str] | None  # their addresses; by default those of all that the client has
 
     def start(self, held: Workers = (), most: int = 2**31) -> list[WorkerHandle]:
-        """Start an actor on each; beside workers that are held, on others that are not paused."""
+        """Start an actor on each worker of the pool; return all, the `held` ones first.
+
+        `held` have an actor already: then only workers that are not paused join them, up to `most`
+        in all.
+        """
         workers = self.client.scheduler_info(n_workers=-1)["workers"]
         addresses = sorted(workers) if self.named is None else list(self.named)
         if held:
@@ -216,19 +220,19 @@ class ClusterTensor(FlycooTensor):
             self.rebalance()
 
     def rebalance(self) -> None:
-        """Spread the slabs evenly over all workers that there are, also new ones.
+        """Spread the slabs evenly over all workers of the client, new ones included.
 
-        Slabs that move are loaded as by `recover`, with its errors; bits stay the same. Factors
-        that were made before must be brought here first (`tensorly.to_numpy`).
+        Slabs that move are loaded as by `recover`, with its errors; bits stay the same. Copy
+        existing factors to this process first (`tensorly.to_numpy`).
         """
         self._cluster.check_client()
-        held = [worker for worker in self._cluster.workers if worker.is_there]
+        living_workers = [worker for worker in self._cluster.workers if worker.is_there]
         with free_after_error():
             pool = self._pool
-            if not held:  # take any workers that the client has
+            if not living_workers:  # take any workers that the client has, not only named ones
                 pool = pool._replace(named=None)
-            workers = pool.start(held, len(self._layout.slabs))
+            workers = pool.start(living_workers, len(self._layout.slabs))
             if workers == self._cluster.workers:
                 return
-            layout = self._source.restore(self._pool.client, workers, self._layout)
+            layout = self._source.restore(pool.client, workers, self._layout)
             self._set(ENGINE_HERE, layout)

@@ -23,7 +23,7 @@ _library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def keep_freed_memory(is_kept: bool) -> None:
-    """Keep freed memory from now on, or give back what is kept and keep no more."""
+    """Keep freed memory for later allocations, or return all of it to the system from now on."""
     if not hasattr(_library, "malloc_trim"):  # it is not glibc
         return
     for option, value in (_KEEP if is_kept else _GIVE_BACK).items():

@@ -69,7 +69,7 @@ class Site:
             self.mappings.add(base)
 
     def give_back_pages(self) -> None:
-        """Give back what was read of mapped files if all of them may not fit beside it."""
+        """Release the pages of mapped files if they may not all fit into the free memory."""
         if not self.mappings:
             return
         room = self.count_room()
@@ -123,20 +123,20 @@ class Machine:
         self._site = site
         self._is_held = is_held
         self._changed = threading.Condition()  # notified of messages, arrays and aborts
-        # What is held, by key; an `_Awaited` where it has not come yet.
+        # Objects by key; an `_Awaited` in place of an array that has not come yet.
         self._store: dict[int, Any] = {
             msg.SITE.key: site,
             msg.ENGINE.key: site.engine,
             msg.MACHINE.key: self,
         }
-        self._epoch = 0  # that of the client
-        self._running = 0  # that of the message that runs
+        self._epoch = 0  # the client's, as far as known
+        self._running = 0  # the epoch of the message that runs
         self._next_number = 0  # of the next message in this epoch
         self._messages: dict[tuple[int, int], tuple[msg.Message, _Answer]] = {}  # by epoch, number
         self._inbox: dict[tuple[int, int], np.ndarray] = {}  # by epoch and key
         self._outbox: dict[int, dict[int, np.ndarray]] = {}  # by the peer's number, then key there
         self._link: NcclLink | None = None
-        self._unproven: set[int] = set()  # the keys of what an exchange that fails would spoil
+        self._unproven: set[int] = set()  # keys of objects that a failed exchange would spoil
         thread = threading.Thread(
             target=self._run, args=[start_thread], name="tensorly_flycoo", daemon=True
         )
@@ -212,7 +212,7 @@ class Machine:
         return None
 
     def _answer(self, message: msg.Message) -> msg.Reply:
-        """Run a message's commands; if one fails, only free what the others would."""
+        """Run a message's commands. If one fails, run only the later ones that free objects."""
         if message.epoch != self._running:
             self._forget_unproven()
         self._running = message.epoch
@@ -238,7 +238,7 @@ class Machine:
             return msg.Reply(error=_strip(error))
 
     def _forget_unproven(self) -> None:
-        """Drop what a failed exchange may have spoilt, and whatever was computed from it."""
+        """Drop objects that a failed exchange may have spoilt, or that were computed from such."""
         for key in self._unproven & self._store.keys():
             self._store[key] = _LOST
         self._unproven.clear()
@@ -264,7 +264,7 @@ class Machine:
             raise msg.Dropped("another call has failed")
 
     def _free(self, command: msg.Free) -> None:
-        """Forget what is held under a key."""
+        """Delete the object under a key."""
         value = self._store.pop(command.key, None)
         self._unproven.discard(command.key)
         if isinstance(value, _Awaited) and value.epoch == self._running:
@@ -285,7 +285,7 @@ class Machine:
                 self._unproven.add(kwargs["out"].key)
 
     def _resolve(self, x: Any) -> Any:
-        """Replace references in an argument by what is held; bring NumPy arrays to the device."""
+        """Replace references in an argument by their objects; bring NumPy arrays to the device."""
         if isinstance(x, msg.Ref):
             return self._get(x.key)
         if isinstance(x, np.ndarray):
@@ -318,10 +318,10 @@ class Machine:
         return value
 
     def post(self, sent: Sequence[list], received: Sequence[list]) -> None:
-        """Send arrays by the host; those that peers send are waited for when they are used.
+        """Send arrays through the host; a received array is waited for when it is used.
 
-        No later command writes to what is sent. `sent` has lists of an array, the peer and the key
-        there, `received` lists of the key here and the peer.
+        No later command writes to an array that is sent. An item of `sent` is an array, the peer
+        and the key there; an item of `received` is the key here and the peer.
         """
         for array, peer, key in sent:
             parcel = self._outbox.setdefault(peer, {})
@@ -332,13 +332,13 @@ class Machine:
             self._store[key] = _Awaited(self._running)
 
     def _flush(self) -> None:
-        """Send what waits for peers."""
+        """Send the arrays that wait in the outbox."""
         for peer, arrays in self._outbox.items():
             self._send(peer, self._running, arrays)
         self._outbox = {}
 
     def _take(self, key: int) -> np.ndarray:
-        """Wait for what a peer sends, and take it from the inbox."""
+        """Wait for an array from a peer, and take it from the inbox."""
         self._flush()  # the peer may wait for it
         with self._changed:
             while (self._running, key) not in self._inbox:
@@ -368,7 +368,10 @@ class Machine:
             self._check()
 
     def exchange(self, sent: Sequence[list], received: Sequence[list]) -> None:
-        """Do as `post` from device to device; the lists end with an array's shape and dtype."""
+        """Send and receive arrays as `post` does, but directly between devices.
+
+        Items are as of `post`, with the shape and dtype of the array at their ends.
+        """
         assert self._link is not None
         self._flush()  # a peer may wait for it before it comes
         outgoing = []

@@ -12,7 +12,7 @@ import cloudpickle
 
 
 class Ref(NamedTuple):
-    """Stands for what a worker holds under a key."""
+    """Stands for the object that a worker holds under a key."""
 
     key: int
 
@@ -42,7 +42,7 @@ class Call(NamedTuple):
         kwargs: dict[str, Any],
         keys: tuple[int, ...],
     ) -> Call:
-        """Pickle a call; refuse what cannot be pickled."""
+        """Pickle a call; raise a TypeError if an argument cannot be pickled."""
         try:
             pickled, arrays = _pickle((function, args, kwargs))
             return cls(pickled, arrays, keys)
@@ -75,7 +75,7 @@ def _pickle(x: Any) -> tuple[bytes, list[Any]]:
 
 
 class Free(NamedTuple):
-    """Forget what is held under a key."""
+    """Delete the object under a key."""
 
     key: int
 

@@ -179,7 +179,7 @@ def call_method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def send_all(cluster: Cluster, wanted: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[Any]:
-    """Return each array on a worker; copy those that are on other ones, all at once."""
+    """Return each array on its worker; copy arrays from other workers, all at once."""
     moves = [(x, worker) for x, worker in wanted if x.worker is not worker]
     keys = iter(cluster.transfer(moves))
     return [x if x.worker is worker else x.copy_at(worker, next(keys)) for x, worker in wanted]
@@ -207,18 +207,18 @@ def _make_stand_in(x: Any) -> Any:
 
 
 def _take(x: Any, index: Any) -> Kind:
-    """Find what indexing returns, of an array that takes no memory."""
+    """Find the shape and dtype of ``x[index]``, by indexing an array that takes no memory."""
     return np.broadcast_to(np.empty((), x.dtype), x.shape)[index].shape, x.dtype
 
 
 def _split(x: Any, places: Sequence[int]) -> list[Kind]:
-    """Find what `numpy.split` returns."""
+    """Find the shapes and dtypes of `numpy.split`."""
     edges = (0, *places, x.shape[0])
     return [_take(x, slice(start, stop)) for start, stop in pairwise(edges)]
 
 
 def _reduce(x: Any, axis: int | None = None, keepdims: bool = False) -> Kind:
-    """Find what a maximum or minimum returns."""
+    """Find the shape and dtype of a maximum or minimum."""
     if axis is not None:
         return x.shape[:axis] + x.shape[axis:][1:], x.dtype
     shape = (1,) * x.ndim if keepdims else ()
@@ -226,20 +226,20 @@ def _reduce(x: Any, axis: int | None = None, keepdims: bool = False) -> Kind:
 
 
 def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Kind:
-    """Find what `numpy.concatenate` returns."""
+    """Find the shape and dtype of `numpy.concatenate`."""
     shape = list(arrays[0].shape)
     shape[axis] = sum(x.shape[axis] for x in arrays)
     return tuple(shape), np.result_type(*(x.dtype for x in arrays))
 
 
 def _factorise(a: Any) -> list[Kind]:
-    """Find what the factors of a QR factorisation are."""
+    """Find the shapes and dtypes of Q and R."""
     least = min(a.shape)
     return [((a.shape[0], least), a.dtype), ((least, a.shape[1]), a.dtype)]
 
 
 def _multiply_transposed(a: Any, b: Any) -> Kind:
-    """Find what ``a.T @ b`` returns."""
+    """Find the shape and dtype of ``a.T @ b``."""
     return (a.shape[1], b.shape[1]), np.result_type(a.dtype, b.dtype)
 
 

@@ -92,16 +92,16 @@ def wait_for(
     return result
 
 
-def check_limits(client: Client, addresses: Sequence[str], nbytes: int, what: str) -> None:
-    """Refuse what surely does not fit workers' memory limits, before anything is read."""
+def check_limits(client: Client, addresses: Sequence[str], nbytes: int, purpose: str) -> None:
+    """Raise a MemoryError, before anything is read, if a worker's limit is below `nbytes`."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     for address in addresses:
         limit = workers.get(address, {}).get("memory_limit")  # None or 0: there is none
         if limit and nbytes > limit:
             raise MemoryError(
-                f"worker {address} needs {format_nbytes(nbytes)} for {what}, but its memory limit "
-                f"is {format_nbytes(limit)}: give workers more memory, start more of them, or name "
-                "others by workers="
+                f"worker {address} needs {format_nbytes(nbytes)} for {purpose}, but its memory "
+                f"limit is {format_nbytes(limit)}: give workers more memory, start more of them, "
+                "or name others by workers="
             )
 
 
@@ -117,7 +117,10 @@ def wait_for_tasks(
 
 
 async def _wait_for_first(*awaited: Awaitable[Any]) -> tuple[Any, list[Exception]]:
-    """Return the result or the error of what is done first, and cancel the rest."""
+    """Return the result of the awaitable that ends first, and cancel the rest.
+
+    Its error, if it fails, is returned in a list, which the caller can empty: see `wait_for`.
+    """
     tasks = [asyncio.ensure_future(each) for each in awaited]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -177,7 +180,7 @@ class _Heartbeats:
 
 
 def _is_any_busy(workers: Any, addresses: Iterable[str]) -> bool:
-    """Whether one of some workers works on a task."""
+    """Return whether any of the workers runs a task."""
     for address in addresses:
         counts = workers[address]["metrics"].get("task_counts", {})
         if any(counts.get(state) for state in _BUSY):

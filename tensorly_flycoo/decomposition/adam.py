@@ -61,7 +61,7 @@ class Samples(NamedTuple):
     weights: Array  # float64 (count,): how many cells each stands for; 0 for a missing one
 
     def apply(self, loss: Loss, function: Elementwise, model: Array) -> Array:
-        """Return a function of data and model, for nonzeros less that of a zero; refuse nan."""
+        """Evaluate a function of data and model; at nonzeros, subtract its value for a zero."""
         results = function(self.values, model)
         zeros = function(self.values[: self.num_nonzeros] * 0, model[: self.num_nonzeros])
         results[: self.num_nonzeros] -= zeros
@@ -121,6 +121,7 @@ class CellSampler:
         cells = xp.asarray(cells_on_host)
         num_nonzeros = values.size
         num_drawn = cells.shape[1]
+        # A sample stands for as many nonzeros, or cells, as there are for each that was drawn.
         weights = xp.empty(num_nonzeros + num_drawn)
         weights[:num_nonzeros] = self.nonzeros.nnz / num_nonzeros
         weights[num_nonzeros:] = num_cells(self.nonzeros.shape) / num_drawn
@@ -174,6 +175,7 @@ def sum_zeros(loss: Loss, factors: Sequence[Array]) -> float:
     first = factors[0]
     xp = array_module(first)
     shape = [factor.shape[0] for factor in factors]
+    # As many of the last modes go to the right as have few combinations of indices.
     num_left = len(factors) - 1
     while num_left > 1 and math.prod(shape[num_left - 1 :]) <= _MAX_COLUMNS:
         num_left -= 1
@@ -331,7 +333,7 @@ class Adam(Sweep):
 def scale_guess(
     loss: Loss, data: ObservedData, factors: list[Array], modes: Sequence[int]
 ) -> list[Array]:
-    """Scale the factors of `modes` so that the mean of the model is about that of the data.
+    """Scale the factors of `modes` so that model and data have about the same mean.
 
     A model that is a logarithm gets that of the mean; the first factor takes its sign. A
     truncated loss takes the mean of the nonzeros.

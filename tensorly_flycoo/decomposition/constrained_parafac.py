@@ -251,8 +251,9 @@ class Admm:
         self._projections = projections
         self._num_steps = num_steps
         self._tol = tol
-        # Float64, as in TensorLy.
+        # Scaled dual variables of ADMM; float64, as in TensorLy.
         self._duals = {n: array_module(factors[n]).zeros(factors[n].shape) for n in modes}
+        # How far a factor is from its unconstrained copy, relatively; unknown before an update.
         self.violations: dict[int, Any] = dict.fromkeys(modes, math.inf)
 
     def resume(self, state: Mapping[str, np.ndarray]) -> None:

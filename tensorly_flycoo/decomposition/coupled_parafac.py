@@ -221,7 +221,7 @@ def _start(
 
 
 def _take_factors(data: CoupledBlocks, rank: int, init: Any) -> list[Array]:
-    """Return copies of a guess's factors in the order of the modes; refuse what does not fit."""
+    """Return copies of a guess's factors in the order of the modes, after checking them."""
     names = list(data.sizes)
     guess = init.factors if isinstance(init, CoupledCP) else init
     is_dict = isinstance(guess, Mapping) and not isinstance(guess, FactorizedTensor)
@@ -248,7 +248,7 @@ def _take_factors(data: CoupledBlocks, rank: int, init: Any) -> list[Array]:
 
 
 def _take_weights(data: CoupledBlocks, rank: int, init: CoupledCP) -> Array:
-    """Return the weights (B, R) of a model of blocks like these; refuse one of others."""
+    """Return the weights (B, R) of a model, after checking that it has the same blocks."""
     weights = [cp_tensor.weights for cp_tensor in init.cp_tensors]
     if len(weights) != len(data.blocks):
         raise ValueError(f"init has models of {len(weights)} blocks, expected {len(data.blocks)}")
@@ -264,16 +264,16 @@ def _take_weights(data: CoupledBlocks, rank: int, init: CoupledCP) -> Array:
 
 def _match_rows(name: Any, factor: Array, init: CoupledCP, data: CoupledBlocks) -> Array:
     """Return a factor of a guess in the sequence of the data's labels; refuse other labels."""
-    of_guess = init.labels.get(name)
-    of_data = data.labels.get(name)
-    if of_guess is None or of_data is None or np.array_equal(of_guess, of_data):
+    guess_labels = init.labels.get(name)
+    data_labels = data.labels.get(name)
+    if guess_labels is None or data_labels is None or np.array_equal(guess_labels, data_labels):
         return factor
-    places = find_places(of_data, of_guess)
-    if of_guess.size != of_data.size or (places < 0).any():
+    places = find_places(data_labels, guess_labels)
+    if guess_labels.size != data_labels.size or (places < 0).any():
         raise ValueError(
-            f"init has {of_guess.size} labels of mode {name!r}, such as {of_guess[0]}, expected "
-            f"the {of_data.size} of blocks, such as {of_data[0]}: start at random, or from their "
-            "rows"
+            f"init has {guess_labels.size} labels of mode {name!r}, such as {guess_labels[0]}, "
+            f"expected the {data_labels.size} of blocks, such as {data_labels[0]}: start at "
+            "random, or from their rows"
         )
     return factor[array_module(factor).asarray(places)]
 
@@ -371,7 +371,7 @@ class CoupledSweep(Sweep):
         return grams
 
     def update(self, iteration: int) -> float:
-        """Update the model, or take a sweep back that raises what is minimised; that ends the run.
+        """Update the model; take the sweep back, and end the run, if it raised the objective.
 
         The next sweep would be the same, since a sweep depends on the model alone.
         """
@@ -405,7 +405,7 @@ class CoupledSweep(Sweep):
         """Do nothing: a block's unknown rows have no part in its systems."""
 
     def find_loss(self, error: float) -> float:
-        """Return what is minimised; infinity if the sweep was taken back."""
+        """Return the objective; infinity if the sweep was taken back."""
         return math.inf if self._is_stuck else self._fit.objective
 
     def can_compare_errors(self) -> bool:
@@ -454,9 +454,9 @@ class CoupledSweep(Sweep):
         grams: list[ModeGrams],
         weights: Array,
     ) -> Array:
-        """Return the rows of a mode that minimise, from its MTTKRPs and the others' Gram matrices.
+        """Solve for the rows of a mode, from its MTTKRPs and the Gram matrices of other modes.
 
-        Rows that the same blocks know have one system.
+        Rows that occur in the same blocks share one system.
         """
         xp = array_module(start)
         scales = {b: self._blocks[b].weight * weights[b] for b in products}
@@ -559,15 +559,15 @@ class CoupledSweep(Sweep):
         """Sort the components by their squared weights in all blocks, the largest first."""
         model = self.model
         xp = array_module(model.weights)
-        weights = move(model.weights, np)
-        scales = np.array([block.weight for block in self._blocks])[:, None]
-        sizes = (scales * weights.astype(np.float64) ** 2).sum(axis=0)
-        order = np.argsort(-sizes, kind="stable")
+        weights = move(model.weights, np)  # (B, R)
+        block_weights = np.array([block.weight for block in self._blocks])  # (B,)
+        squares = block_weights[:, None] * weights.astype(np.float64) ** 2
+        order = np.argsort(-squares.sum(axis=0), kind="stable")
         model.weights = xp.asarray(weights[:, order])
         model.factors[:] = [factor.take(xp.asarray(order), axis=1) for factor in model.factors]
 
     def _choose_signs(self) -> None:
-        """Make columns mostly positive, and weights too where a factor of one block can differ."""
+        """Make columns mostly positive, and weights too where a block has a mode for itself."""
         model = self.model
         xp = array_module(model.weights)
         weights = move(model.weights, np)

@@ -1,4 +1,4 @@
-"""One table of what each decomposition can do, for all that choose, compare or describe them."""
+"""One table of the decompositions and their abilities, to choose, compare or describe them."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ from ..tensor.entrance import is_sparse
 
 @dataclass(frozen=True)
 class Method:
-    """A decomposition, and what it can do without further options."""
+    """A decomposition, and its abilities without further options."""
 
     function: Callable[..., Any]
     model: str = "CP"  # what it makes: "CP", "Tucker", "PARAFAC2", or "coupled" CP models
@@ -42,7 +42,7 @@ class Method:
 
     @property
     def can_hold_out(self) -> bool:
-        """Whether entries can be held out of what it decomposes."""
+        """Whether entries of its data can be held out."""
         return self.takes_mask or not self.knows_zeros
 
     @property

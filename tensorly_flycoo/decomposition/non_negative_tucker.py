@@ -255,7 +255,7 @@ class TuckerRule(ABC):
 
     @abstractmethod
     def save_state(self) -> dict[str, Array]:
-        """Return what a resumed run needs besides the model."""
+        """Return the arrays that a resumed run needs besides the model."""
 
 
 @final
@@ -297,8 +297,10 @@ class HalsTucker(TuckerRule):
         guess = move(core, np)
         grams_on_host = [move(gram, np) for gram in grams]
         if self.algorithm == "fista":
-            # With a factor that is zero, so is the model: the core stays.
-            lipschitz = np.prod([np.linalg.norm(gram, 2) for gram in grams_on_host]) or np.inf
+            # The Lipschitz constant of the gradient: the norm of the grams' Kronecker product.
+            lipschitz = np.prod([np.linalg.norm(gram, 2) for gram in grams_on_host])
+            if lipschitz == 0:  # a factor is zero: no core changes the model, so take no step
+                lipschitz = np.inf
             updated = fista(
                 targets_on_host,
                 grams_on_host,
@@ -347,19 +349,21 @@ class NonNegativeTucker(Sweep):
         self._filled = x  # with the values of the model at missing entries
 
     def update(self, iteration: int) -> float:
+        """Update the factors one after the other, then the core; return the error."""
         core = self.model.weights
         factors = self.model.factors
         self._filled = fill_missing(self._x, self._missing, self.model)
         grams = [transposed_product(factor, factor) for factor in factors]
         for mode in self.modes:
-            rows, numbers = self._project(mode)
+            rows, numbers = self._project(mode)  # of the TTMc, where it is not zero
             unfolded = tl.unfold(core, mode)
             gram = tl.unfold(multi_mode_dot(core, grams, skip=mode), mode) @ unfolded.T
             targets = array_module(core).zeros_like(factors[mode])
             targets[numbers] = multiply(rows, unfolded.T)
             factors[mode] = self._rule.update_factor(factors[mode], targets, gram, mode)
             grams[mode] = transposed_product(factors[mode], factors[mode])
-        # The last mode is never fixed: these rows are of its TTMc.
+        # The last mode is never fixed, so `rows` are those of its TTMc: contract them with the new
+        # factor.
         products = self._contract(rows, numbers)
         self.model.weights = self._rule.update_core(core, products, grams)
         return self._measure(products)

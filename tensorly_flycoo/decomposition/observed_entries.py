@@ -30,7 +30,7 @@ class ObservedEntries(NamedTuple):
 
     @property
     def excess(self) -> Array | None:
-        """By how much the weights exceed that of other cells; None for ones."""
+        """The weights less the weight of unobserved cells; None for ones."""
         return None if self.weights is None else self.weights - self.unobserved
 
     @property
@@ -87,7 +87,7 @@ class ObservedEntries(NamedTuple):
             yield self.take(xp.sort(kept)), held_out
 
     def find_fair(self, held_out: Self) -> Self:
-        """Return those held out all of whose rows have entries here; all if there are none."""
+        """Select the held-out entries whose rows all have entries here; if none has, return all."""
         is_fair = array_module(self.values).ones(held_out.values.size, bool)
         for rows, held_out_rows in zip(self.coords, held_out.coords, strict=True):
             counts = array_module(rows).bincount(rows, minlength=int(held_out_rows.max()) + 1)

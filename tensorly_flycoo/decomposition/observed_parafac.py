@@ -247,7 +247,7 @@ def observed_parafac(
 
 
 class _Beginning(NamedTuple):
-    """What a run begins with."""
+    """The ridge, model and errors that a run begins with."""
 
     ridge: float
     model: RunModel
@@ -279,20 +279,20 @@ def _begin(
     """Make the initial guess; choose the ridge if it is None."""
     guess = problem.start(random_state)
     error_of_mean = 0.0 if held_out is None else held_out.compare(problem.mean)
-    if ridge is None and problem.unobserved:
+    if ridge is None and problem.unobserved:  # all cells count: no part can be held out
         ridge = 1.0
     if ridge is not None:
         return _Beginning(ridge, RunModel(None, guess), error=0.0, error_of_mean=error_of_mean)
-    ridge, trial, error_of_mean_there = choose_ridge(problem, _split(entries, held_out))
+    ridge, trial, error_at_splits = choose_ridge(problem, _split(entries, held_out))
     if held_out is None:
-        error_of_mean = error_of_mean_there
+        error_of_mean = error_at_splits
     is_better = is_better_start(problem, entries, ridge, trial.factors, guess)
     model = RunModel(None, trial.factors if is_better else guess)
     return _Beginning(ridge, model, trial.error, error_of_mean)
 
 
 def _split(entries: ObservedEntries, held_out: ObservedEntries | None) -> Iterator[Split]:
-    """Split off the entries that judge ridges: those of the user, or a tenth at a time."""
+    """Split off the entries that judge ridges: the user's, or else a tenth at a time."""
     if held_out is None:
         return entries.divide()
     return iter([(entries, held_out)])

@@ -1,4 +1,4 @@
-"""What `observed_parafac` minimises, and the ways to fit the rows of a factor to it."""
+"""The objective of `observed_parafac`, and the ways to fit the rows of a factor to it."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -80,13 +80,13 @@ class Problem:
         return [np.concatenate(pair, axis=1) for pair in zip(factors, biases, strict=True)]
 
     def make_rows(self, entries: ObservedEntries, l2_reg: float) -> "RowSolver":
-        """Make what fits rows to entries with a ridge."""
+        """Make a solver that fits rows to entries with a ridge."""
         if self.num_steps:
             return ConjugateGradients(self, entries, l2_reg)
         return ExactRows(self, entries, l2_reg)
 
     def find_ridges(self, l2_reg: float) -> Array:
-        """Return the ridge of each column (R,), with those of biases."""
+        """Return the ridge of each column (R,), biases included."""
         ridges = np.full(len(self.bias_modes), float(l2_reg))
         ridges[: self.rank] = observed_rows.scale_ridge(l2_reg, self.scale, self.x.ndim)
         return self.x._engine.xp.asarray(ridges, self.dtype)
@@ -99,7 +99,7 @@ class Problem:
         return gram
 
     def find_free(self, mode: int) -> Array | None:
-        """Mark the columns to update, None for all: a mode has ones in those of others' biases."""
+        """Mark the columns to update, all but the ones beside other modes' biases; None for all."""
         if not self.biases:
             return None
         modes = self.x._engine.xp.asarray(self.bias_modes)

@@ -308,7 +308,7 @@ def _choose_solver(
 
 
 def _make_accelerator(sweep: LeastSquares, linesearch: bool | str, init: Any) -> Accelerator | None:
-    """Make what `linesearch` names, in the state of the checkpoint `init` if it is one."""
+    """Make the accelerator that `linesearch` names; if `init` is a checkpoint, resume its state."""
     if not isinstance(linesearch, str):
         return None
     state = find_state(init)

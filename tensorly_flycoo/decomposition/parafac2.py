@@ -338,7 +338,10 @@ class Parafac2Sweep(Sweep):
     def _extrapolate(
         self, search: LineSearch, iteration: int, before: list[Array], after: list[Array]
     ) -> list[Array]:
-        """Return extrapolated factors if they lower the error, which then is the last one."""
+        """Return extrapolated factors, and replace the last error, if they lower it; else `after`.
+
+        To measure them changes the projections of the data: they are restored if it was in vain.
+        """
         state = vars(self._data).copy()
         errors = self.model.errors
         factors, measured = search.extrapolate(

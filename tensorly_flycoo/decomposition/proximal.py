@@ -53,7 +53,8 @@ def fit_unimodal(columns: Array) -> Array:
     ascending = fit_monotone(columns)
     descending = fit_monotone(columns, decreasing=True)
     may_be_peak = (columns >= descending) & (columns >= ascending)
-    # Of each element as a peak: what the fit before it is off, and the one after it.
+    # For each element as the peak: the distance of the ascending fit before it from the column,
+    # plus that of the descending fit after it.
     before = abs(columns - ascending)
     after = abs(columns - descending)
     distances = xp.cumsum(before, axis=0) - before

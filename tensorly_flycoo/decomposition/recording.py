@@ -1,4 +1,4 @@
-"""What a decomposition's options say of the model that it makes: its `FitRecord`."""
+"""The `FitRecord` of a model, from the options of the decomposition that makes it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def describe_fit(function: str, options: Mapping[str, Any], x: Any) -> FitRecord
 
 
 def _read_absent(function: str, options: Mapping[str, Any], loss: Any) -> tuple[str, float]:
-    """Return what a cell without a row is to a decomposition, and the weight that it has."""
+    """Return how a decomposition treats cells without a row (see `ABSENT`), and their weight."""
     unobserved = float(options.get("unobserved") or 0)
     if unobserved:
         return "weighted", unobserved

@@ -1,4 +1,4 @@
-"""How `observed_parafac` chooses its ridge: by what predicts held-out entries best."""
+"""How `observed_parafac` chooses its ridge: the one that predicts held-out entries best."""
 
 import math
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ _NUM_RETRIED = 2
 
 
 class Trial(NamedTuple):
-    """What a run with one ridge found."""
+    """The result of a run with one ridge."""
 
     error: float  # of held-out entries
     is_unfinished: bool  # whether it still fell when the run was cut off
@@ -97,10 +97,12 @@ def _decide(close: list[float], errors: np.ndarray, least: float, default: float
 def _search(
     problem: Problem, rows: RowSolver, held_out: ObservedEntries, error_of_mean: float
 ) -> tuple[float, dict[float, Trial]]:
-    """Return the ridge that is best at one split, and what all ridges found that were tried.
+    """Try ridges on one split, from the largest; return the best, and the trial of each.
 
-    Large ones leave only biases, and the next ones can be worse than these before components are
-    found: more of them have to be tried, and another start if all these end in poor local minima.
+    The search ends when smaller ridges have been worse in a row. A large ridge removes all
+    components and leaves only biases, and the next ones can be worse than it before one finds
+    components. So while the best has none, more are tried; if all stay worse, ridges that found
+    components are tried from another start, as they may have ended in poor local minima.
     """
     chosen = RIDGES[0]
     num_worse = 0
@@ -118,8 +120,8 @@ def _search(
         for tried in trials.values():
             if tried.error > best.error * (1 + _CHANCE):
                 tried.factors.clear()  # their memory is not needed
-        most_worse = _NUM_WORSE if best.has_components else _NUM_WORSE_WITHOUT
-        if num_worse >= most_worse and best.error < min(error_of_mean, 1.0) * (1 - _CLARITY):
+        num_allowed = _NUM_WORSE if best.has_components else _NUM_WORSE_WITHOUT
+        if num_worse >= num_allowed and best.error < min(error_of_mean, 1.0) * (1 - _CLARITY):
             break
     if not best.has_components:
         with_components = [l2_reg for l2_reg, trial in trials.items() if trial.has_components]
@@ -186,7 +188,7 @@ def is_better_start(
 
 
 def _find_minimum(rows: RowSolver, factors: list[Array]) -> float:
-    """Return what is minimised, relative to the sum of squares, where a run from here settles."""
+    """Iterate until the fit settles; return the objective relative to the sum of squares."""
     fit = math.inf
     for _ in range(_NUM_TRIED):
         fit_all(rows, factors)

@@ -141,7 +141,7 @@ def tucker(
 
 
 def _list_ranks(x: FlycooTensor, ranks: int | Sequence[int] | str | None) -> list[int]:
-    """List the rank of each mode: that of all modes, its size for None, or what "same" means."""
+    """List the rank of each mode; None gives the modes' sizes, and one integer serves all modes."""
     if ranks is None:
         ranks = x.shape
     elif isinstance(ranks, int):

@@ -123,7 +123,7 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
 
 
 def _choose_gpus(engine: Engine, gpus: int | str) -> Devices:
-    """Return the GPUs that `set_device` names."""
+    """Return the GPUs for `gpus=` of `set_device`: "all", or a number."""
     if engine.name != "cuda":
         raise ValueError(f"gpus is {gpus!r}, but the device is the CPU: give device 'cuda'")
     from .cuda.gpus import CudaDevices
@@ -131,6 +131,7 @@ def _choose_gpus(engine: Engine, gpus: int | str) -> Devices:
     num_gpus = _count_gpus()
     if gpus == "all":
         devices = CudaDevices(num_gpus)
+        # Who asks for a number gets it for every tensor; "all" spreads only those that gain by it.
         devices.least_nnz = _SPREAD_NNZ
         return devices
     count = check_count(gpus, "gpus")

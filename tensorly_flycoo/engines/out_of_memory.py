@@ -47,7 +47,7 @@ def attempt(task: str, function: Callable[[], _Result], ways_out: str = _WAYS_OU
 
 
 def out_of_memory(task: str, place: str, facts: str, ways_out: str = _WAYS_OUT) -> MemoryError:
-    """Build the MemoryError of a task; the facts are what was asked for, and what is free."""
+    """Build the MemoryError of a task; `facts` are the requested and the free memory, as text."""
     error: Any = MemoryError(f"{task} needs more memory than {place} has: {facts}. {ways_out}")
     error.is_explained = True
     return error

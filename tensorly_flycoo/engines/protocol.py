@@ -215,7 +215,7 @@ class Engine(Primitives, ABC):
     # Counts
 
     def invert_sums(self, sums: Array, mode: int, dtype: DTypeLike) -> Array:
-        """Return the reciprocals of products of column sums, (1, R); 0 for what is not positive.
+        """Return the reciprocals of products of column sums, (1, R); 0 where one is not positive.
 
         `sums`, float64 (ndim, R), are those of all factors; those of `mode` are left out.
         """

@@ -133,7 +133,7 @@ def sum_columns(x: Array) -> Array:
 
 
 def _sum_blocks(x: Array) -> Array:
-    """Sum the rows of a tall matrix in float64: those of each block, the blocks, then the rest."""
+    """Sum the rows of a tall matrix in float64: by blocks, then the rows of an incomplete block."""
     num_rows = x.shape[0] // NUM_BLOCKS
     split = num_rows * NUM_BLOCKS
     blocks = x[:split].reshape(NUM_BLOCKS, num_rows, x.shape[1])
@@ -428,9 +428,9 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
     """Invert a small matrix in float64; pseudo-invert it if it is singular in its own precision.
 
     Return the inverse, or None if it overflows the matrix's own precision, and a condition number,
-    1 for a pseudo-inverse. If that is large, the matrix is first scaled to a unit diagonal, so that
-    a component much smaller than another does not make it singular. One that is so small that
-    underflow takes its digits is not scaled: it has vanished, and gets zeros.
+    1 for a pseudo-inverse. If the condition is bad, the matrix is first scaled to a unit diagonal,
+    so that a component much smaller than another does not make it singular. A component so small
+    that its digits underflow is not scaled: it has vanished, and gets zeros.
     """
     limits = np.finfo(a.dtype)
     eps = float(limits.eps)

@@ -17,7 +17,7 @@ from ..base.array_modules import Array
 
 @dataclass
 class GroupRows:
-    """T of one piece: memory for it, whether a pass has written it, and what completes that."""
+    """T of one piece: its memory, whether a pass has written it, and how to complete it."""
 
     rows: Array
     is_known: bool = False
@@ -39,10 +39,11 @@ def apply_to_groups(
     find_rows: FindRows | None,
     **options: Any,
 ) -> Array | None:
-    """Compute T of the group of `mode`, unless the last pass serves; contract it to `out`.
+    """Compute T of the group of `mode`, unless it is known, and contract it to `out`.
 
-    `operation`, such as an MTTKRP, is a method of the engine: see `Layout.apply`. A mode without a
-    group takes T as it is.
+    `operation`, such as an MTTKRP, is a method of the engine: see `Layout.apply`. `find_rows`
+    returns the T of the last pass of the same group, if it still holds. A mode that is a group by
+    itself takes T as its result. Returns what `operation` returns, None if T was known.
     """
     number, _ = layout.record_format.places[mode]
     group = layout.record_format.groups[number]
@@ -100,14 +101,15 @@ def _contract(
     out: Array,
     weights: Array | None,
 ) -> None:
-    """Contract T of the group of `mode` with the factors of the group's other modes."""
+    """Contract T of the group of `mode` (`rows`) with the factors of the group's other modes."""
     number, _ = layout.record_format.places[mode]
     group = layout.record_format.groups[number]
-    factors = dict(zip(group, map(inputs.get, group), strict=True))
+    factors = {n: inputs.get(n) for n in group}
     factors[mode] = None  # an operation may read the factor of the mode too
     is_numbered = number == 0 and layout.prefixes is not None
     if is_numbered:
         del factors[mode]
+        # The last mode of the tensor of prefixes numbers them: its factor is T.
         operands = {**factors, len(group): rows}
         engine.mttkrp(layout.prefixes, operands, mode, out, weights)
     else:

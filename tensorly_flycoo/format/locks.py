@@ -8,7 +8,7 @@ _locks: weakref.WeakSet = weakref.WeakSet()
 
 
 def make_lock() -> threading.Lock:
-    """Make a lock that is free in a child process, which lacks the threads that held it.
+    """Make a lock that is released in a forked child, where the threads that held it are gone.
 
     What it guards must be consistent at any fork, as records are: a swap is a single line.
     """
@@ -18,6 +18,7 @@ def make_lock() -> threading.Lock:
 
 
 def _free_locks() -> None:
+    """Release all locks, in a child after a fork."""
     for lock in _locks:
         if lock.locked():
             lock.release()

@@ -130,9 +130,9 @@ def _number_prefixes(
 def _choose_prefixes(
     records: Array, record_format: RecordFormat, primitives: Primitives
 ) -> tuple[Array, Cut] | None:
-    """Number the combinations of as many first indices as have few of them.
+    """Number the combinations of the first indices, of as many modes as have few combinations.
 
-    None if that does not make fewer groups, or makes longer records.
+    None if that leaves as many groups, or makes longer records.
     """
     nnz = records.shape[0]
     best = None

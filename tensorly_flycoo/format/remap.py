@@ -61,7 +61,10 @@ class RemapLayout(Layout):
     def _plan_modes(
         records: Array, spare: Array, cut: Cut, primitives: Primitives
     ) -> tuple[list[RowTiling], list[Step]]:
-        """Plan how each mode remaps records in order 0 to the next; `spare` receives storage 0."""
+        """Plan the remapping from the order of each mode to that of the next mode.
+
+        `records` are in order 0, the order of mode 0; `spare` receives them as mode 0 stores them.
+        """
         record_format = cut.record_format
         tile_size = cut.tile_size
         bucket_size = cut.bucket_size
@@ -70,8 +73,9 @@ class RemapLayout(Layout):
         ndim = record_format.ndim
         dtype = index_dtype(nnz)
         pull_dtype = index_dtype(bucket_size, smallest="uint16")
-        # Each order, as places in order 0, goes alternately to one of two arrays not needed yet:
-        # the last one to the last mode's remap ids, which are computed from it.
+        # The order of a mode, as places in order 0, is needed until that of the next mode is
+        # known. So two arrays take turns: the spare storage, and the last mode's remap ids. The
+        # last order goes to those ids, which are computed from it.
         last_ids = xp.empty(nnz, dtype)
         targets = (last_ids, spare.reshape(-1).view(dtype)[:nnz])
         mode_rows = ModeRows(records, record_format, 0, None)
@@ -184,9 +188,9 @@ class RemapLayout(Layout):
             (records, np.empty_like(records)),
             self.tilings,
             self.plans,
-            self.norm * scale,
-            self.make_lock,
-            mode,
+            norm=self.norm * scale,
+            make_lock=self.make_lock,
+            mode=mode,
         )
         return self.share_prefixes(mapped)
 

@@ -78,7 +78,12 @@ def count_parts(tree: Tree) -> int:
 
 
 def add_parts(rows: Array, tree: Tree, out: Array | None = None) -> Array:
-    """Add the parts of a matrix, each with equally many rows, along a tree of their numbers."""
+    """Add the parts of a matrix, each with equally many rows, along a tree of their numbers.
+
+    >>> import numpy as np
+    >>> add_parts(np.arange(6).reshape(6, 1), ((0, 1), 2)).tolist()
+    [[6], [9]]
+    """
     length = rows.shape[0] // count_parts(tree)
 
     def add(subtree: Tree) -> Array:

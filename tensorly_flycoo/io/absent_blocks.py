@@ -71,9 +71,10 @@ def _look_at(
 ) -> AbsentBlocks | None:
     """Return the absent blocks in some modes, if they do not look like chance; else None.
 
-    At least half of the combinations have rows, in a good part of their cells, hardly any would
-    lack rows if labels came together by chance, and few have hardly any rows: in many a table of
-    counts, such as of names by sex, some labels rarely come together, and others never.
+    Blocks look absent if at least half of the combinations of labels have rows, and in a good part
+    of their cells; if hardly any combination would lack rows by chance; and if few combinations
+    have hardly any rows. The last rule excludes many tables of counts, such as of names by sex,
+    in which some labels rarely come together, and others never.
     """
     num_rows = coords.shape[1]
     num_used = [int(np.count_nonzero(share)) for share in shares]  # labels that occur
@@ -105,7 +106,7 @@ def _look_at(
 
 
 def describe_absent(absent: AbsentBlocks, names: Sequence[str]) -> str:
-    """Say which blocks are absent, and how to say what that means."""
+    """Describe how many blocks are absent, and the `missing` that settles what they mean."""
     mode_names = [str(names[mode]) for mode in absent.modes]
     kind = "pairs" if len(mode_names) == 2 else "combinations"
     argument = json.dumps(mode_names, ensure_ascii=False)

@@ -26,7 +26,7 @@ from .files import FilePath, replace_file
 if TYPE_CHECKING:
     import zipfile
 
-#: What a file says besides its arrays.
+#: The facts in a file besides its arrays.
 Header: TypeAlias = dict[str, Any]
 
 
@@ -182,7 +182,7 @@ def _refuse_other_libraries(names: set[str]) -> None:
 
 
 class _Member(NamedTuple):
-    """The file of an array, open behind its header, and what the header says."""
+    """The file of an array, open behind its header, and the facts of the header."""
 
     file: IO[bytes]
     shape: tuple[int, ...]
@@ -361,7 +361,7 @@ def keep_name(column: Any) -> Any:
 
 
 def describe_unknown(unknown: Unknown) -> Header:
-    """Describe what is unknown for a header, if anything is."""
+    """Return the header's entry for unknown cells; no entry if there are none."""
     if unknown is None:
         return {}
     if isinstance(unknown, str):
@@ -376,7 +376,10 @@ def list_unknown(unknown: Unknown) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def read_unknown(reader: ArrayReader) -> Unknown:
-    """Read which cells are unknown: none if the header does not say it; check no shape."""
+    """Read which cells are unknown; None without an entry in the header.
+
+    Whether the mask suits the tensor's shape is for the caller to check.
+    """
     sizes = reader.header.get("unknown")
     if sizes is None or sizes == "all":
         return sizes

@@ -277,9 +277,9 @@ def _list_tables(df: Any, columns: Sequence[str]) -> tuple[bool, Iterable[Any]]:
 def _check_missing(
     missing: str | Iterable[str] | None, modes: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Split `missing` into `read_rows`'s rule for incomplete rows, and the modes of unknown blocks.
+    """Return the rule for incomplete rows (see `read_rows`), and the modes of unknown blocks.
 
-    Blocks of all modes are cells: then all cells without a row are unknown.
+    A list of all modes means "unknown": a block of all modes is a cell.
     """
     if missing is None or isinstance(missing, str):
         if missing not in (None, "unknown", *MISSING):
@@ -337,15 +337,15 @@ def read_rows(
 ) -> tuple[dict[str, CodedColumn], np.ndarray | None]:
     """Return the coded column of each mode of an open table, and the values, or None.
 
-    With `missing` "unknown" rows without a value are left out, but those without an entry refused.
-    The `hint` names a further way out where a value is missing.
+    `missing` "drop" leaves out incomplete rows, and "unknown" those that lack the value only; other
+    incomplete rows are refused. The error gives the `hint` as a further way out.
     """
     check_choice(missing, "missing", (*MISSING, "unknown"))
     coded = {name: number_entries(columns[name], name) for name in modes}
     for name, given_labels in labels.items():
-        own_codes, own_labels = coded[name]
-        codes, entries = place_entries(name, own_codes, own_labels.entries, given_labels)
-        coded[name] = CodedColumn(codes, ColumnLabels(entries, own_labels.zone))
+        column_codes, column_labels = coded[name]
+        codes, entries = place_entries(name, column_codes, column_labels.entries, given_labels)
+        coded[name] = CodedColumn(codes, ColumnLabels(entries, column_labels.zone))
     numbers = None if values is None else read_values(columns[values], values)
 
     is_missing = {name: column.codes < 0 for name, column in coded.items()}
@@ -443,7 +443,7 @@ def check_columns(columns: Iterable[str], names: Sequence[str], table: Any, hint
 
 
 def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict[str, Any]:
-    """Return these columns of a table, as Arrow's; refuse what is no table, or lacks one."""
+    """Read columns of a table as Arrow arrays; raise if `df` is no table, or lacks one of them."""
     columns = list_columns(modes, values)
     if hasattr(df, "collect_schema"):  # of polars
         check_columns(columns, df.collect_schema().names(), "df")
@@ -463,7 +463,7 @@ def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict
 
 
 def _read_stream(df: Any, columns: Sequence[str]) -> dict[str, Any]:
-    """Read some columns of what has Arrow's stream interface, batch by batch."""
+    """Read some columns of an object with Arrow's stream interface, batch by batch."""
     pa = require_pyarrow()
     reader = pa.RecordBatchReader.from_stream(df)
     check_columns(columns, reader.schema.names, "df")
@@ -473,7 +473,7 @@ def _read_stream(df: Any, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[str]) -> str:
-    """Say what to do if a frame of pandas lacks columns: a pivot does, or one with an index."""
+    """Say what to call on a pandas frame that lacks columns: it is a pivot, or has an index."""
     absent = [name for name in modes if name not in names]
     index_names = df.index.names
     # A pivot has a column for each label of one mode.
@@ -493,7 +493,7 @@ def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[s
 
 
 def _must_merge(numbers: np.ndarray, aggregate: str | None, zeros: str) -> bool:
-    """Whether the values of a cell are to be merged here, not added by the tensor."""
+    """Return whether rows of one cell are merged here; else the tensor adds their values."""
     if numbers.size == 0 or aggregate == "count":
         return False
     if aggregate in ("mean", "last", "max"):

@@ -41,7 +41,7 @@ _COARSE_UNITS = ("D", "s", "ms")
 
 
 class ColumnLabels(NamedTuple):
-    """The labels of a column, or of one part of its rows, and what decides whether parts fit."""
+    """The labels of a column, or of one part of its rows, and facts by which parts are compared."""
 
     entries: np.ndarray  # those that occur; text as objects, dates in the coarsest unit
     zone: str | None = None  # the zone whose wall times they are
@@ -407,7 +407,7 @@ def place_entries(
 
 
 def _check_labels(name: str, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
-    """Return the labels that a user gives for a column as an array; refuse what is no list."""
+    """Return the labels that a user gives for a column as an array of one axis."""
     kind = type(labels).__name__
     if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
         labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts

@@ -33,7 +33,7 @@ _INDEX = np.dtype(np.int64)
 
 
 def describe_record(model: Any) -> Header:
-    """Return what the header of a model's file says of its record; nothing if it has none."""
+    """Return the header's entries for a model's record; none if it has no record."""
     record = find_record(model)
     if record is None:
         return {"flycoo": None}
@@ -139,7 +139,7 @@ def _read_intervals(reader: ArrayReader) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _read_older(header: Mapping[str, Any], ndim: int, rank: int) -> FitRecord | None:
-    """Return what a file of release 0.2 or older says: a record of `observed_parafac`, or None."""
+    """Read the record from a file of release 0.2 or older: of `observed_parafac`, or None."""
     ridge = header.get("observed_l2_reg")  # not stored where absent cells had a weight
     if ridge is None and "observed_scale" not in header:
         warn(

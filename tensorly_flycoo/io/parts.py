@@ -168,7 +168,7 @@ class Reading:
 
 
 class _Position:
-    """How far some files, one after the other, have been read: shown if somebody wants to know."""
+    """How many bytes of some files have been read, one file after the other, for `progress`."""
 
     def __init__(self, paths: Iterable[str], progress: ShowProgress | None) -> None:
         self._progress = progress

@@ -100,7 +100,7 @@ def write_layout(
 
 
 def describe_labelled(x: LabelledTensor) -> tuple[Header, Iterable[tuple[str, Array]]]:
-    """Return what a file says of a tensor beside its nonzeros: for the header, and as arrays."""
+    """Return the labels and unknown cells of a tensor for its file: header entries, and arrays."""
     header = array_file.name_modes(x.labels)
     header |= array_file.describe_unknown(x.unknown)
     header["value_column"] = array_file.keep_name(x.value_column)
@@ -259,7 +259,7 @@ def read_format(reader: ArrayReader) -> RecordFormat:
 
 
 def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
-    """Refuse what would make an engine leave the arrays; checksums show that the plan is right."""
+    """Refuse ids by which an engine would write out of bounds; checksums vouch for all else."""
     check_shapes(layout, arrays, cut)
     record_format = cut.record_format
     merged = record_format.merged

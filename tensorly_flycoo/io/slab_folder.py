@@ -113,7 +113,7 @@ class Index:
         return index
 
     def _check(self) -> None:
-        """Refuse facts that cannot be true, but for those that have been checked alone."""
+        """Check that the facts suit each other; `read` has checked shape and groups."""
         check_choice(self.layout, "layout", _FILE_LAYOUTS)
         starts = [entry.start for entry in self.entries]
         edges = [0, *(entry.stop for entry in self.entries)]
@@ -148,9 +148,12 @@ class DiskBuilder(SlabBuilder):
         if not shape:
             raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
         dtype = reading.dtype
-        if dtype is None:
-            dtype = np.result_type(*dtypes or {_VALUE})
-        num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
+        if dtype is None and dtypes:
+            dtype = np.result_type(*dtypes)
+        elif dtype is None:  # no part has come
+            dtype = _VALUE
+        if num_slabs is None:
+            num_slabs = max(1, -(-self._nnz // _SLAB_NNZ))
         groups, self.num_numbered = find_groups("auto", shape, self._nnz, num_slabs)
         self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
         super().__init__(num_slabs, engine, OneDevice(engine.xp))

@@ -12,7 +12,7 @@ from .entries import cast_all, interpret_text, read_times, require_pyarrow, take
 from .files import FilePath
 from .places import open_parquet
 
-#: What times can be rounded to.
+#: The units to which times can be rounded.
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 
 #: The units whose values repeat when the clock is set back.
@@ -160,7 +160,7 @@ def _read_numbers(column: Any) -> Any:
 
 
 def _round(column: Any, name: str, unit: str) -> Any:
-    """Return when the days or other units of a column of times begin, in local time."""
+    """Round a column of times down to days or other units, in local time."""
     pa = require_pyarrow()
     entry_type = getattr(column.type, "value_type", column.type)  # of a dictionary
     is_text = pa.types.is_string(entry_type) or pa.types.is_large_string(entry_type)

@@ -21,7 +21,7 @@ BLOCK_NBYTES = 2**24
 
 _TOKEN = re.compile(rb"[^ \t\r\n]+")
 
-#: What changes nothing: comments and empty lines, and blanks at the ends of lines.
+#: Text that is skipped: comments and empty lines, and blanks at the ends of lines.
 _COMMENTS = re.compile(rb"^ *([#%].*)?\n", re.MULTILINE)
 _MARGINS = re.compile(rb"^ +| +$", re.MULTILINE)
 

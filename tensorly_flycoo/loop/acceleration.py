@@ -38,7 +38,7 @@ _SLACK = 8
 
 
 class Movable(Protocol):
-    """What momentum asks of a sweep, whose model has numbered parts: its factors, a core."""
+    """A sweep as momentum needs it: its model has numbered parts, factors and perhaps a core."""
 
     model: RunModel
 
@@ -52,16 +52,16 @@ class Movable(Protocol):
         """Improve the model in place; return its error."""
 
     def impute(self) -> None:
-        """Set the missing entries to those of the model, which was replaced."""
+        """Set the missing entries to the values of the model, which was replaced."""
 
     def find_loss(self, error: Any) -> Any:
-        """Return what must not rise, after an update with this error."""
+        """Return the loss, after an update with this error: a longer step must not raise it."""
 
     def can_compare_errors(self) -> bool:
         """Return whether rounding leaves the errors of models like this one comparable."""
 
     def keep(self) -> Any:
-        """Return what `take_back` needs to undo the updates that follow."""
+        """Return the state that `take_back` restores after the updates that follow."""
 
     def take_back(self, kept: Any) -> None:
         """Return to the model that `keep` has seen."""

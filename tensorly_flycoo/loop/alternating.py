@@ -24,7 +24,7 @@ FactorUpdate: TypeAlias = Callable[[Array, Array, Array, int], Array]
 
 @dataclass(kw_only=True)
 class CpSweep(Sweep):
-    """A sweep over the modes of a CP model; its final methods are what momentum asks of it."""
+    """A sweep over the modes of a CP model; its final methods are those of `Movable`."""
 
     solver: str
     model: RunModel
@@ -55,7 +55,7 @@ class CpSweep(Sweep):
 
     @final
     def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
-        """Return factors of a checkpoint on the devices on which those of the model are."""
+        """Return factors of a checkpoint on the devices of the model's factors."""
         factors = list(self.model.factors)
         for n, part in parts.items():
             factors[n] = self.tensor._engine.xp.asarray(part)
@@ -65,12 +65,12 @@ class CpSweep(Sweep):
 
     @final
     def impute(self) -> None:
-        """Set the missing entries to those of the model."""
+        """Set the missing entries to the values of the model."""
         self.data.impute(self.model.weights, self.model.factors)
 
     @final
     def find_loss(self, error: Any) -> Any:
-        """Return what must not rise: imputed entries change the norm in errors."""
+        """Return the error or, as imputed entries change the norm in it, the residual."""
         return error if self.data.residual is None else self.data.residual
 
     @final
@@ -79,7 +79,7 @@ class CpSweep(Sweep):
 
     @final
     def keep(self) -> tuple[Any, ...]:
-        """Return what `take_back` needs to undo the updates that follow."""
+        """Return the state that `take_back` restores after the updates that follow."""
         return self.model.weights, list(self.model.factors), self.data.values
 
     @final
@@ -105,23 +105,25 @@ class AlternatingSweep(CpSweep):
     """A sweep that updates a factor by any rule, and imputes missing entries before each mode."""
 
     update_factor: FactorUpdate
-    save_rule_state: Callable[[], Mapping[str, Array]] = field(default=dict)  # that of the rule
+    save_rule_state: Callable[[], Mapping[str, Array]] = field(default=dict)  # of `update_factor`
     wants_errors: bool = True
     normalize_factors: bool = False  # whether each updated factor is normalised at once
     smoothness: Sequence[float] = ()  # of each mode
 
     def update(self, iteration: int) -> Any:
+        """Update the factors one after the other; return the error, None if nobody needs it."""
         model = self.model
         last = len(model.factors) - 1
         product: Any = None
         for mode in self.modes:
             self.impute()
             product = self._update_mode(mode)
+            # The last one stays as it was fitted: its MTTKRP gives the error. `Run` normalises it.
             if self.normalize_factors and mode != self.modes[-1]:
                 model.weights, model.factors[:] = normalize_updated(
                     model.weights, model.factors, mode
                 )
-        if last not in self.modes:
+        if last not in self.modes:  # it is fixed, but the error is measured from its MTTKRP
             product = self.data.mttkrp(model.weights, model.factors, last)
         return measure_updated(self.data, model, product, self.wants_errors)
 

@@ -116,7 +116,7 @@ def read_blocks(
 
 
 def _read_weights(block_weights: Any, num_blocks: int) -> list[Any]:
-    """Return the weights of blocks, by default ones; refuse what are no such weights."""
+    """Return the weights of blocks, by default ones, after checking them."""
     if block_weights is None:
         return [1.0] * num_blocks
     weights = [*block_weights] if isinstance(block_weights, Iterable) else [block_weights]
@@ -144,7 +144,7 @@ def _join_modes(blocks: list[CoupledBlock]) -> tuple[dict[Any, int], Labels]:
 
 
 def _fill_up(block: CoupledBlock, sizes: Mapping[Any, int]) -> None:
-    """Give a block all rows of its modes: those that it lacks are zeros."""
+    """Give a block all rows of the model's modes, with zeros for missing ones."""
     shape = tuple(sizes[name] for name in block.names)
     block.data = _move_rows(to_exact(block.data), block.places, shape)
     block.places = {}
@@ -213,7 +213,7 @@ def weigh_divided(weights: Sequence[float], powers: Sequence[float]) -> list[flo
 
 
 def group_rows(is_known: np.ndarray, xp: ModuleType) -> list[tuple[Any, np.ndarray]]:
-    """Divide rows by what knows them, of (rows, blocks): rows, and the places of those blocks.
+    """Group rows by the blocks that have them, from a mask (rows, blocks): rows, and blocks.
 
     >>> is_known = np.array([[True, True], [True, False], [True, True]])
     >>> [(rows.tolist(), blocks.tolist()) for rows, blocks in group_rows(is_known, np)]
@@ -281,7 +281,7 @@ def _check_names(n: int, blocks: Sequence[CoupledBlock]) -> None:
 
 
 def _find_device(blocks: Sequence[CoupledBlock]) -> str:
-    """Return the device of the blocks that are on one; those in host memory go there."""
+    """Return the device of the FlycooTensors and GPU arrays; arrays in host memory follow them."""
     users: dict[str, int] = {}  # the first block on each device
     for n, block in enumerate(blocks):
         x = block.data
@@ -320,7 +320,7 @@ def _convert(n: int, x: Any, device: str) -> Any:
 
 
 def _join(name: Any, users: Mapping[int, CoupledBlock]) -> tuple[int, np.ndarray | None]:
-    """Return a mode's size and labels, the first block's first; note where the others' rows go."""
+    """Unite a mode of several blocks: return its size and labels; set `places` of the blocks."""
     sizes = {n: block.data.shape[block.names.index(name)] for n, block in users.items()}
     labels = {n: block.labels[name] for n, block in users.items() if block.labels is not None}
     first = next(iter(users))
@@ -380,7 +380,7 @@ def _check_overlap(
 
 
 def join_labels(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return all distinct labels, the first array's first, and where those of each array are.
+    """Return all distinct labels, the first array's first, and each array's places among them.
 
     They are not sorted, as those of one table are (`io/entries.py`): blocks keep their own order.
 

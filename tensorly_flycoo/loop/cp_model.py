@@ -94,7 +94,7 @@ def normalize_updated(
 
 
 def _divide(factor: Array, norms: Array) -> Array:
-    """Divide columns by their norms; those of zeros stay."""
+    """Divide columns by their norms; columns of zeros stay."""
     xp = array_module(factor)
     return factor / xp.where(norms == 0, xp.ones_like(norms), norms)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from .cp_model import multiply_all
 
-#: What `linesearch=` is called for the steps, and for the rule that takes them where they pay.
+#: Values of `linesearch=`: for Gauss-Newton steps, and for these where they pay.
 GAUSS_NEWTON = "gauss-newton"
 AUTO = "auto"
 

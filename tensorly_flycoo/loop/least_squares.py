@@ -38,7 +38,7 @@ class FactorSolver(ABC):
 
     @abstractmethod
     def end_iteration(self) -> None:
-        """Drop what is known of factors that a callback may change."""
+        """Drop Gram matrices of factors, which a callback may change."""
 
 
 @final
@@ -71,12 +71,13 @@ class OwnSolver(FactorSolver):
 @final
 @dataclass(kw_only=True)
 class TensorlyCp(FactorSolver):
-    """Does what TensorLy's own loop does, to the bit, by the same functions of the backend."""
+    """Computes as TensorLy's own loop, to the bit, by the same functions of the backend."""
 
     data: WholeTensor
     l2_reg: float
 
     def solve_mode(self, model: RunModel, mode: int) -> Array:
+        """Solve for one factor, by the calls of `tensorly.decomposition.parafac` in its order."""
         rank = model.factors[0].shape[1]
         context = tl.context(self.data)
         gram = tl.ones((rank, rank), **context)

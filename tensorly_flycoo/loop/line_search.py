@@ -1,4 +1,4 @@
-"""Bro's line search, which extrapolates what an iteration has changed."""
+"""Bro's line search, which extrapolates the change of an iteration."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final

@@ -1,4 +1,4 @@
-"""The losses of generalized CP decompositions, by name: what a model is worth at a cell.
+"""The losses of generalized CP decompositions, by name: functions of a cell and its model value.
 
 All functions are elementwise, of the data x and the model m, NumPy's or CuPy's. Constants that
 depend on x alone are left out, as by Hong, Kolda and Duersch (SIAM Review 62, 2020). Counts without

@@ -10,13 +10,13 @@ from .cp_model import multiply_all
 from .masks import MissingEntries
 from .observed_rows import RowPlan, fit_alike, fit_rows
 
-#: What holds rows where they are if too few of their cells are known, relative to the mean of the
-#: diagonal of the systems. Where they are known it slows an iteration by as much, and no more.
+#: A ridge towards the old rows, relative to the mean of the systems' diagonal: it keeps a row with
+#: too few known cells where it is, and slows the convergence of other rows by the same share only.
 _HOLD = 1e-10
 
 
 class MaskedRows:
-    r"""What missing cells take from the systems of rows.
+    r"""The systems of the rows of a factor that fit all cells but the missing ones.
 
     A row of a factor has the Gram matrix of all cells, less that of its missing ones. Where cells
     are missing for all indices of some modes, these have the product Q of the modes' Gram matrices,
@@ -26,6 +26,7 @@ class MaskedRows:
     def __init__(self, missing: MissingEntries, rank: int) -> None:
         self._xp = missing.engine.xp
         self._modes = list(missing.modes)
+        # The modes all of whose indices are missing, wherever a cell of `_modes` is.
         self._wholes = [mode for mode in range(missing.ndim) if mode not in self._modes]
         #: The missing cells of `_modes` (s, K), and the same with the rows of a root as a mode.
         self._cells = missing.coords
@@ -53,18 +54,20 @@ class MaskedRows:
         l2_reg: float = 0.0,
         non_negative: bool = False,
     ) -> Array:
-        """Fit the rows of a mode to the MTTKRP of what is observed, `products`; all in float64.
+        """Fit the rows of a mode to `products`, the MTTKRP of the observed cells; all in float64.
 
         `grams` are the Gram matrices of all modes, and count rows of a mode as often as its
         `row_weights` (I,) say, if it has some.
         """
         gram = multiply_all(grams, mode)
         rank = products.shape[1]
-        weights = {n: of for n, of in row_weights.items() if n != mode and n in self._modes}
+        weights = {n: row_weights[n] for n in self._modes if n != mode and n in row_weights}
         if mode in self._wholes:
             gram = gram - self._sum_cells(factors, weights) * self._multiply_wholes(grams, mode)
-        # A weak ridge towards the old rows; 1 if all other factors are zero.
-        hold = _HOLD * float(gram.trace()) / rank or 1.0
+        # A weak ridge towards the old rows, where a system has no other solution.
+        hold = _HOLD * float(gram.trace()) / rank
+        if hold == 0:  # all other factors are zero
+            hold = 1.0
         common = gram + (hold + l2_reg) * self._xp.eye(rank)
         old = factors[mode]
         targets = products + hold * old
@@ -73,7 +76,7 @@ class MaskedRows:
         columns = [factors[n] for n in self._modes]
         if self._wholes:
             columns.append(_find_root(self._multiply_wholes(grams)))
-        # A missing cell takes back what the Gram matrix of all cells counts: its weight is -1.
+        # The Gram matrix counts all cells: a missing cell, of weight -1, is subtracted from it.
         zeros = self._xp.zeros(self._listed.shape[1])
         place = self._modes.index(mode)
         return fit_rows(
@@ -94,11 +97,11 @@ class MaskedRows:
         return transposed_product(rows, self._weigh(rows, self._cells, weights))
 
     def _pair(self, coords: Array) -> list[tuple[int, Array]]:
-        """Pair the modes with their coords; those of roots, after them, are left out."""
+        """Pair the modes with their coords; coords of roots, which come last, are left out."""
         return list(zip(self._modes, coords, strict=False))
 
     def _weigh(self, values: Array, coords: Array, weights: dict[int, Array]) -> Array:
-        """Multiply what cells have, (K,) or (K, R), by the weights of their rows."""
+        """Multiply values of cells, (K,) or (K, R), by the weights of the cells' rows."""
         for n, ids in self._pair(coords):
             if n not in weights:
                 continue

@@ -65,10 +65,12 @@ class MissingEntries:
         self.ndim = x.ndim
         self.dtype = x.dtype
         self.engine = select_engine(x._engine.local_device)
-        options: dict[str, Any] = {"layout": "indexed", "device": self.engine.name, "slabs": 1}
-        ones = array_module(coords).ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
-        self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
+        ones = array_module(coords).ones(coords.shape[1], x.dtype)
+        sorted_entries = FlycooTensor(
+            coords, ones, x.shape, layout="indexed", device=self.engine.name, slabs=1
+        )
+        self.coords, _ = sorted_entries._sorted_nonzeros()
         self.count = self.coords.shape[1]
         self.modes = [*range(x.ndim)]
         self.start, self.observed = split_entries(x, self.coords)
@@ -147,10 +149,12 @@ class MissingEntries:
     def fill(self, values: Array) -> FlycooTensor:
         """Return the tensor with these values (count,) at the missing entries, without groups.
 
-        Only the first call sorts it; each does in slabs, or if the dtype cannot number its entries.
+        The first call sorts the entries, and later ones reuse their order. Two kinds of tensors
+        are sorted in each call: those in slabs, and those with more entries than the dtype of
+        values has integers.
         """
         x = self.observed
-        size = self.observed.nnz + self.count
+        size = x.nnz + self.count
         if isinstance(x._layout, SlabLayout) or size * np.finfo(self.dtype).eps > 1:
             # In host memory, from where each device takes its own.
             coords = move(self.coords, np)
@@ -163,10 +167,10 @@ class MissingEntries:
 
     @functools.cached_property
     def _numbered(self) -> tuple[FlycooTensor, Array]:
-        """The filled tensor, with the places of its values in a list as values; the list's start.
+        """The filled tensor with numbers in place of values; and the values at observed entries.
 
-        The list has the values at observed entries, its start, then those at missing ones.
-        Places count from its end, -1 for the last, since a tensor holds no zeros.
+        A number indexes the list of all values: observed ones, then those at missing entries. It
+        counts from the end of the list, -1 for the last, since a tensor stores no 0.
         """
         xp = self.engine.xp
         observed_coords, observed_values = self.observed._sorted_nonzeros()
@@ -250,11 +254,12 @@ class MissingBlocks(MissingEntries):
         mode: int,
         weights: Array | None = None,
     ) -> Array:
+        """Add the MTTKRP of the model `values` at the missing blocks, by the class's formulas."""
         if values is None:
             return out
         _, old_factors = values
-        rows = self._take_rows(values)
-        grams = self._multiply_wholes(old_factors, factors, mode)
+        rows = self._take_rows(values)  # P'
+        grams = self._multiply_wholes(old_factors, factors, mode)  # G
         if mode in self.modes:
             columns = {
                 place: factors[n].astype(self.dtype, copy=False)
@@ -441,10 +446,10 @@ def mask_slices(mask: Any, num_slices: int) -> list[Any]:
     return [mask[min(number, mask.shape[0] - 1)] for number in range(num_slices)]
 
 
-def is_same_mask(one: Any, other: Any) -> bool:
+def is_same_mask(mask1: Any, mask2: Any) -> bool:
     """Return whether two masks, as `copy_mask` returns them, mark the same cells; None marks none.
 
-    A mask of three modes may be that of slices which have one each.
+    A mask of three modes is compared slice by slice with a list of the slices' masks.
 
     >>> is_same_mask(None, [None])
     True
@@ -452,13 +457,14 @@ def is_same_mask(one: Any, other: Any) -> bool:
     >>> is_same_mask(mask, [mask[0], mask[1]]), is_same_mask(mask, [mask[0], mask[0]])
     (True, False)
     """
-    if isinstance(one, list) and other is not None and not isinstance(other, list):
-        return is_same_mask(other, one)
-    if isinstance(other, list) and one is not None and not isinstance(one, list):
-        if len(one.shape) != 3 or one.shape[0] not in (1, len(other)):
+    if isinstance(mask1, list) and mask2 is not None and not isinstance(mask2, list):
+        return is_same_mask(mask2, mask1)
+    if isinstance(mask2, list) and mask1 is not None and not isinstance(mask1, list):
+        num_slices = len(mask2)
+        if len(mask1.shape) != 3 or mask1.shape[0] not in (1, num_slices):
             return False
-        one = mask_slices(one, len(other))
-    return _list_marked(one) == _list_marked(other)
+        return _list_marked(mask_slices(mask1, num_slices)) == _list_marked(mask2)
+    return _list_marked(mask1) == _list_marked(mask2)
 
 
 def _list_marked(mask: Any) -> Any:
@@ -477,19 +483,18 @@ def _list_marked(mask: Any) -> Any:
     return tuple(mask.shape), cells.tobytes()
 
 
-def unite_masks(one: Any, other: Any, shape: Sequence[int]) -> Any:
+def unite_masks(mask1: Any, mask2: Any, shape: Sequence[int]) -> Any:
     """Return the mask of the cells that either of two masks marks, None for no cells."""
-    masks = [copy_mask(mask) for mask in (one, other) if mask is not None]
-    masks = [mask for mask in masks if mask.nnz]
+    copies = [copy_mask(mask) for mask in (mask1, mask2) if mask is not None]
+    masks = [mask for mask in copies if mask.nnz]
     if not masks:
         return None
     if len(masks) == 1:
         return masks[0]
-    if masks[0].shape == masks[1].shape:
-        cells = [mask.coords for mask in masks]  # those of blocks stay blocks
-        shape = masks[0].shape
-    else:
-        cells = [_list_marked_cells(mask, shape) for mask in masks]
+    if masks[0].shape == masks[1].shape:  # blocks stay blocks
+        blocks = [mask.coords for mask in masks]
+        return make_mask(np.concatenate(blocks, axis=1), masks[0].shape)
+    cells = [_list_marked_cells(mask, shape) for mask in masks]
     return make_mask(np.concatenate(cells, axis=1), shape)
 
 
@@ -509,7 +514,7 @@ def extend_mask(mask: Any, added: Any, mode: int, shape: Sequence[int], old_size
         added = None  # all cells without a row are unknown, which is no mask's matter
     is_alike = mask is None or mask.shape[mode] == 1
     if is_alike and (added is None or are_same(mask, added)):
-        return mask  # that of the new rows too: it is the one that they were found with
+        return mask  # the new rows were fitted with the same mask
     new_size = shape[mode]
     cells = []
     if mask is not None:
@@ -568,7 +573,7 @@ def _check_shape(mask: Any, shape: tuple[int, ...], name: str) -> None:
 
 
 def _find_zeros(mask: Any, is_dense: bool, name: str) -> Array:
-    """Return the coordinates of the zeros of a mask; refuse one that holds more than 0 and 1."""
+    """Return the coordinates of the zeros of a mask, which must hold only 0 and 1."""
     if not is_dense and not hasattr(mask, "coords"):
         mask = mask.asformat("coo")  # a GCXS of pydata/sparse
     values = mask if is_dense else mask.data
@@ -637,7 +642,7 @@ def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -
 
 
 def add_entries(piece: Piece, coords: Array, values: Array) -> tuple[Array, Array]:
-    """Return the nonzeros of a slab, and the entries at those of `coords` that are in it."""
+    """Return the nonzeros of a slab, and the new entries whose `coords` are in it."""
     xp = piece.xp
     new_coords = xp.asarray(coords)
     new_values = xp.asarray(values)

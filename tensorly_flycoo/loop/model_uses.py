@@ -1,4 +1,4 @@
-"""One table of what each function that takes a model takes, and one check of a model beside data.
+"""One table of the models that functions take, and one check of a model beside data.
 
 A decomposition says in `model.flycoo` how it made a model. A function says here which models it is
 right for; whatever else is refused by name, before anything is computed. `METHODS` is the table of
@@ -31,7 +31,7 @@ _MEANS = ("gaussian", "poisson_count", "gamma", "custom")
 
 @dataclass(frozen=True)
 class ModelUse:
-    """What a function takes: models of which kinds, made in which ways, beside which data."""
+    """The models that a function takes: their kinds, how they were made, and beside which data."""
 
     function: str
     model: str = "cp_tensor"  # the argument that is the model

@@ -12,7 +12,7 @@ from ..base.array_modules import Array
 from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_grams
 
-#: What `linesearch=` is called for momentum.
+#: The value of `linesearch=` for momentum.
 NESTEROV = "nesterov"
 
 #: The most rounding of an error's square, relative to the tensor's, with which steps are taken.

@@ -120,16 +120,18 @@ def fit_rows(
         empty = plan.find_empty()
         old = factors[mode][empty]
         fitted[empty] = fit_alike(added[empty], common, old, non_negative=non_negative)
-    # Without any of these, `common` is a ridge.
+    # Without any of these `common` is a multiple of I, and a row with fewer nonzeros than columns
+    # has a smaller dual system.
     has_ridge_only = weights is None and is_free is None and added is None and not non_negative
 
     def fit_block(common: Array, width: int, rows: Array) -> Array:
+        """Fit some rows of up to `width` nonzeros: (n, R)."""
         if has_ridge_only and width < rank:
             return _fit_by_dual(entries, common[0, 0], width, rows)
         grams, sums = _add_up_systems(entries, common, added, width, rows)
         if non_negative:
             return _descend(grams, sums[:, :, 0], factors[mode][rows])
-        if is_free is not None:
+        if is_free is not None:  # the equations of fixed columns say that they stay
             fixed = fitted[rows][:, :, None]
             sums = xp.where(is_free[:, None], sums - grams @ fixed, fixed)
             grams = xp.where(is_free[:, None] & is_free, grams, xp.eye(rank))
@@ -194,7 +196,8 @@ def _add_up_systems(
 ) -> tuple[Array, Array]:
     """Return the Gram matrices (n, R, R) and right-hand sides (n, R, 1) of rows.
 
-    As many nonzeros of each row are gathered at a time as fit in a block.
+    All rows have up to `width` nonzeros. They are added in steps, so that the designs of a step,
+    which are gathered, fit in a block.
     """
     rank = common.shape[0]
     grams = common

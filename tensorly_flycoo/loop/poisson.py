@@ -46,9 +46,10 @@ def divide_counts(
 
 
 def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode: int) -> Array:
-    """Return one over what a row of ones of `mode` adds to the first sum of F; 0 if that is 0.
+    """Return the reciprocals of the factors of `mode`'s elements in the first sum of F.
 
-    All rows share them, (1, R), unless entries are missing: (I_mode, R).
+    That sum, of the model's values, is linear in each element. All rows share the reciprocals,
+    (1, R), unless entries are missing: (I_mode, R). They are 0 where that factor is 0.
     """
     if data.missing is None:
         return data.tensor._engine.invert_sums(sums, mode, data.dtype)
@@ -56,7 +57,7 @@ def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode:
     rows = data.xp.zeros(factors[mode].shape, data.dtype)
     ones = data.missing.make_ones()
     observed = whole - data.missing.add_mttkrp(rows, ones, factors, mode)
-    # What is left of a row whose cells are all missing is rounding error.
+    # If all cells of a row are missing, the difference is rounding error.
     return invert_positive(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
 
 
@@ -133,6 +134,7 @@ class PoissonUpdates(Sweep):
         return make_cp_tensor(self.model.weights, self.model.factors)
 
     def update(self, iteration: int) -> float:
+        """Do multiplicative updates, try a longer step, and revive zeros if progress is slow."""
         factors = self.model.factors
         before = list(factors)
         self._multiply_factors()
@@ -216,7 +218,7 @@ class PoissonUpdates(Sweep):
             proposal[mode] = lift_zeros(factors[mode], product * scales)
             if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
                 factors = proposal
-                self._base = {}  # these models are not steps from one another
+                self._base = {}  # SQUAREM needs models one step apart: begin anew
         return factors
 
     def _evaluate(

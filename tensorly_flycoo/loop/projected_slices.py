@@ -35,6 +35,7 @@ class ProjectedSlices:
         self._batches = list(_list_batches(x.heights[x.order]))
         self.num_rows = int(x.row_counts.sum())
         self.is_row = self.xp.asarray(_mark_rows(x)[:, None])  # and no padding
+        # Eigenvalues of Gram matrices below this share of the largest one are rounding error.
         self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
         self._square = float(self._layout.norm) ** 2
         if center:
@@ -58,13 +59,15 @@ class ProjectedSlices:
     def _average(self, x: RaggedTensor, missing: MissingEntries) -> Array:
         """Return, for each missing entry, the mean of the observed entries in its slice."""
         ones = self.xp.ones((self.shape[2], 1), self.dtype)
-        sums = move(multiply_matricized(self.matrix, 0, (1,), ones), np)[:, 0]
+        row_sums = move(multiply_matricized(self.matrix, 0, (1,), ones), np)[:, 0]
         num_slices = len(x.order)
+        # The matrix has the slices in `x.order`, each padded to its height.
         slices_of_rows = np.repeat(x.order, x.heights[x.order])
         slices_of_missing = slices_of_rows[move(missing.coords[0], np)]
         num_missing = np.bincount(slices_of_missing, minlength=num_slices)
         num_observed = x.row_counts * self.shape[2] - num_missing
-        means = np.bincount(slices_of_rows, sums, num_slices) / np.maximum(num_observed, 1)
+        slice_sums = np.bincount(slices_of_rows, row_sums, num_slices)
+        means = slice_sums / np.maximum(num_observed, 1)
         return self.xp.asarray(means[slices_of_missing], self.dtype)
 
     def impute(self, factors: Sequence[Array]) -> None:
@@ -145,13 +148,16 @@ class ProjectedSlices:
 
     def sum_imputed(self, numbers: Array) -> Array:
         """Add up numbers (count,) at the missing entries, slice by slice: (K,)."""
+        # The sum of each row, as an MTTKRP of rank 1 with a factor of ones.
         ones = self.xp.ones((self.shape[2], 1), self.dtype)
-        sums = self.xp.zeros((self.matrix.shape[0], 1), self.dtype)
+        row_sums = self.xp.zeros((self.matrix.shape[0], 1), self.dtype)
         if self.missing is not None:
-            sums = self.missing.add_mttkrp(sums, numbers, [sums, ones], 0)
-        of_slices = self.xp.empty(self.shape[0])
-        of_slices[self._order] = self._cross(self.xp.ones_like(sums), sums)[:, 0, 0]
-        return of_slices
+            row_sums = self.missing.add_mttkrp(row_sums, numbers, [row_sums, ones], 0)
+        # Then the sum of each slice, as the product of ones with its rows: (K, 1, 1).
+        sums_in_order = self._cross(self.xp.ones_like(row_sums), row_sums)
+        slice_sums = self.xp.empty(self.shape[0])
+        slice_sums[self._order] = sums_in_order[:, 0, 0]
+        return slice_sums
 
     def _make_model(self, a: Array, b: Array) -> Array:
         """Compute P_k B diag(a_k) for all slices: (rows, R)."""
@@ -213,7 +219,10 @@ class ProjectedSlices:
         return vectors, is_kept / np.sqrt(np.where(is_kept, values, 1.0))
 
     def _fill(self, rows: Array, vectors: Array) -> None:
-        """Replace columns that are zero, but for rounding, by fixed ones made orthogonal."""
+        """Replace columns that are zero, but for rounding, by columns orthogonal to the others.
+
+        They are drawn from a fixed seed, so that results are reproducible.
+        """
         for slices, place, block in self._split(rows):
             is_zero = (block * block).sum(axis=1, keepdims=True) < 0.5  # the others have norm 1
             if not is_zero.any():
@@ -222,7 +231,7 @@ class ProjectedSlices:
             size, rank = basis.shape[1:]
             numbers = self.xp.asarray(np.random.RandomState(0).random_sample((size, rank)))
             filling = ((2 * numbers - 1) / np.sqrt(size)) @ vectors[slices]
-            filling *= self.is_row[place].reshape(-1, size, 1)
+            filling *= self.is_row[place].reshape(-1, size, 1)  # padding stays zero
             filling -= basis @ (basis.transpose(0, 2, 1) @ filling)
             rows[place] = np.where(is_zero, filling, basis).reshape(-1, rank)
 

@@ -174,12 +174,13 @@ def _add_up_systems(
     sums = products[rows]
     sizes = common.diagonal().sum()
     for first, last in _cut(width, choose_block_size(products, rows.size * lengths.size)):
-        places, is_own = plan.list_places(rows, first, last)
+        places, is_own = plan.list_places(rows, first, last)  # False: padding of a shorter row
         designs = cells.designs(places) / lengths
         weighted = designs * (is_own * cells.weights[places])[:, :, None]
         targets = is_own * cells.targets[places]
         grams = grams + designs.swapaxes(1, 2) @ weighted
         sums = sums + _multiply(targets, designs)
+        # Weights may be negative, and cancel: rounding errors are relative to these sums.
         sizes = sizes + abs(designs * weighted).sum(axis=(1, 2))
     return grams, sums, sizes
 

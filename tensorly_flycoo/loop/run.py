@@ -65,7 +65,7 @@ class Accelerator(ABC):
 
 
 def find_state(init: Any) -> Mapping[str, np.ndarray]:
-    """Return what `save_state` returned for the checkpoint `init`; nothing for another start."""
+    """Return the state that the checkpoint `init` holds; no arrays for another initial guess."""
     return init.state if isinstance(init, Resumed) else {}
 
 
@@ -150,5 +150,5 @@ class Run:
         return self.callback(attach(self.sweep.make(), record), *error) is True
 
     def _describe(self) -> FitRecord:
-        """Return the record of the model: what the options say, and what the run has found."""
+        """Return the record of the model, with facts from the options and from this run."""
         return current_record(self.sweep.solver).replace(**self.facts)

@@ -48,7 +48,7 @@ def read_smoothness(option: Any, ndim: int, linesearch: bool | str = False) -> l
 def add_differences(
     factors: Sequence[Array], strengths: Sequence[float], skip: int | None = None
 ) -> list[Array]:
-    """Return the factors, those of smooth modes with further rows; `skip` is left as it is.
+    """Return the factors, with further rows in smooth modes other than `skip`.
 
     >>> add_differences([np.array([[1.0], [3.0]])], [4.0])[0].ravel()
     array([1., 3., 4.])
@@ -70,15 +70,17 @@ def smooth(columns: Array, strength: float, free_ends: bool = True) -> Array:
 
 
 def fit_nonnegative(column: Array, strength: float) -> Array:
-    """Return the ``x >= 0`` of the least ``(x - column) @ K @ (x - column)``.
+    """Minimise ``(x - column) @ K @ (x - column)`` over ``x >= 0``, by an active-set method.
 
-    Off its diagonal K is not positive, so inverses of its parts are not negative: where some
-    elements are held at zero, to free those that gain by it only raises the others.
+    Unlike a general active set, the free elements only grow in number. K has no positive element
+    off its diagonal, so inverses of its principal submatrices have no negative one: to free an
+    element that gains by it raises all other free ones.
     """
     target = weigh(column, strength)
     is_free = column > 0
     while True:
         x = _solve(np.where(is_free, target, 0), strength, is_free)
+        # The gradient of an element at zero is negative: a larger one is better.
         gains = ~is_free & (weigh(x, strength) < target)
         if not gains.any():
             return np.maximum(x, 0)

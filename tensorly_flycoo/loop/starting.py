@@ -71,8 +71,8 @@ def restore(
 ) -> RunModel:
     """Return the model of a checkpoint, on the device of `x`, with its errors.
 
-    Refuse one of another solver, tensor, rank or, if given, dtype; one that does not name its
-    tensor or solver is checked only for shape, rank and dtype.
+    Raises a ValueError if it is of another solver, tensor, rank or, if given, dtype. A checkpoint
+    that does not name its tensor or solver is checked only for shape, rank and dtype.
     """
     _check_solver(init, solver)
     saved_dtype = init.factors[0].dtype
@@ -109,7 +109,7 @@ def _check_solver(init: Any, solver: str) -> None:
 
 
 def _check_resumed_facts(init: Any, solver: str) -> None:
-    """Refuse a checkpoint that was made in another way, if it and the call say how."""
+    """Raise a ValueError if the options of a checkpoint and of this call differ, where known."""
     saved = find_record(init)
     record = current_record(solver)
     if saved is None or saved.method != solver or not record.dtype:

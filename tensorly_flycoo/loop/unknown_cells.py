@@ -1,4 +1,4 @@
-"""A tensor that knows its unknown cells: what a decomposition has to make of them.
+"""How decompositions treat the unknown cells that a tensor knows.
 
 `LabelledTensor.unknown` says what a cell without a row is: a zero (None), unknown ("all"), or
 unknown where a mask says so. Each decomposition obeys it without a further argument, or is refused.
@@ -28,8 +28,8 @@ def obey_unknown(
 ) -> dict[str, Any]:
     """Return the options by which a decomposition takes the unknown cells of `x` as unknown.
 
-    `parameters` are all that it has. Those that a mask among the options marks are missing too. A
-    ValueError refuses a decomposition that cannot.
+    `parameters` are the names of all its parameters. Cells that a mask among the options marks are
+    missing too. Raises a ValueError for a decomposition that takes no unknown cells.
     """
     options = dict(options)
     if not isinstance(x, LabelledTensor) or x.unknown is None:
@@ -87,8 +87,9 @@ def _fits_rows_only(function: str, options: Mapping[str, Any]) -> bool:
 
 
 def _check_all_unknown(unknown: Any, function: str, options: Mapping[str, Any]) -> None:
-    """Refuse data of which only some absent cells are unknown, or a weight for all of them."""
-    if not isinstance(unknown, str):
+    """Refuse a tensor only some of whose absent cells are unknown, and the option `unobserved`."""
+    all_are_unknown = isinstance(unknown, str)  # else it is a mask of some
+    if not all_are_unknown:
         raise ValueError(
             f"tensor knows that cells without a row are zeros, but for some blocks; {function} "
             'would take all of them as unknown: make it with missing="unknown", or call parafac'

@@ -23,7 +23,7 @@ GPU_MULTIPLE = 4
 
 
 class RowFits(Protocol):
-    """How the rows of a batch are fitted, if not by least squares alone."""
+    """A rule that fits the rows of a batch, in place of plain least squares."""
 
     def add_smoothness(self, gram: Array, stack: Array, mode: int) -> Array:
         """Add a penalty to the Gram matrices (n, R, R) of the factors of a mode (n, I, R)."""
@@ -110,7 +110,7 @@ class Batch:
             self._replace(mode, extrapolate(self.stacks[mode], before[mode], each))
 
     def take_back(self, is_back: np.ndarray) -> None:
-        """Give some models the factors that they had before they were extrapolated."""
+        """Undo the extrapolation of some models."""
         is_chosen = array_module(self.stacks[0]).asarray(is_back)[:, None, None]
         pairs = zip(self.before, self.stacks, strict=True)
         self.stacks = [np.where(is_chosen, before, now) for before, now in pairs]
@@ -135,7 +135,7 @@ class Batch:
         return rows, stack
 
     def _replace(self, mode: int, stack: Array) -> None:
-        """Replace the factors of a mode, and what is computed from them."""
+        """Replace the factors of a mode, and the arrays computed from them."""
         counted = stack * self.weights[mode] if mode in self.weights else stack
         gram = _multiply_transposed(stack, counted)
         if self.fits is not None:

@@ -317,7 +317,7 @@ def _match_runs(runs: Sequence[StackedRun], best_number: int, rank: Any) -> np.n
 
 
 def take_components(model: CPTensor | CoupledCP, rank: Any) -> Any:
-    """Return the CP model of the first `rank` components: those that are no biases."""
+    """Return a guess of the first `rank` components, without the biases that follow them."""
     if isinstance(model, CoupledCP):
         return None, [*model.factors.values()]
     if not isinstance(rank, int | np.integer) or model.rank <= rank:
@@ -328,7 +328,7 @@ def take_components(model: CPTensor | CoupledCP, rank: Any) -> Any:
 def _check(
     method: Method, n_starts: Any, options: Mapping[str, Any], progress: Progress | None
 ) -> None:
-    """Refuse what cannot be run from several starts."""
+    """Refuse a decomposition or options that cannot run from several starts."""
     if inspect.isclass(method.function):
         raise TypeError(f"decomposition is {method.function!r}, expected a function")
     name = method.name

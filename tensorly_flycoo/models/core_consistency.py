@@ -126,23 +126,25 @@ def _invert_transposed(factor: Array) -> Array:
 def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int, Array]]:
     """Yield blocks of the core, (R, ..., R, n), and the place of each along the last axis.
 
-    The core is `x` times all transposed `inverses`. Modes that are not merged are multiplied row
-    by row of the merged ones, then these.
+    The core is `x` times all transposed `inverses`. Some modes are merged into one, whose rows are
+    the combinations of their indices. First the other modes are multiplied, which leaves a row of
+    products for each combination; then the merged modes.
     """
     rank = inverses[0].shape[1]
     merged = _choose_merged(x, rank)
-    rest = [n for n in range(x.ndim) if n not in merged]
-    last = rest[-1]
-    joined, mode, places = merge_modes(x, merged, x.dtype)
-    row_numbers = rank ** (len(rest) - 1)  # of a row, for each column of the last mode
-    size = max(1, _BLOCK_NUMBERS // (_count_rows(x, merged) * row_numbers))
-    factors = {places[n]: inverses[n] for n in rest}
-    for start in range(0, rank, size):
-        columns = inverses[last][:, start : start + size]
+    other_modes = [n for n in range(x.ndim) if n not in merged]
+    last = other_modes[-1]
+    merged_tensor, merged_mode, places = merge_modes(x, merged, x.dtype)
+    # A block takes some columns of the last factor: as many as the workspace allows.
+    products_per_column = _count_rows(x, merged) * rank ** (len(other_modes) - 1)
+    block_size = max(1, _BLOCK_NUMBERS // products_per_column)
+    factors = {places[n]: inverses[n] for n in other_modes}
+    for start in range(0, rank, block_size):
+        columns = inverses[last][:, start : start + block_size]
         factors[places[last]] = array_module(columns).ascontiguousarray(columns)
-        rows, numbers = multiply_nonempty_rows(joined, mode, factors)
+        rows, numbers = multiply_nonempty_rows(merged_tensor, merged_mode, factors)
         if start == 0:  # the rows are the same for all columns
-            ids = x._engine.xp.arange(joined.shape[mode])[numbers]
+            ids = x._engine.xp.arange(merged_tensor.shape[merged_mode])[numbers]
             products = _multiply_merged(x, merged, inverses, ids)
         block = products.T @ rows
         yield start, block.reshape((rank,) * (x.ndim - 1) + (columns.shape[1],))

@@ -126,7 +126,7 @@ class FlycooCP:
 
     @property
     def _holds_out(self) -> bool:
-        """Whether entries are held out, by which `score` judges."""
+        """Whether entries are held out, which `score` compares with the model."""
         return self.mask is not None or self.holdout is not None
 
     def _check_parameters(self) -> None:
@@ -147,6 +147,7 @@ class FlycooCP:
 
     def _check_search(self, x: Any) -> None:
         """Refuse a search whose scores would say nothing."""
+        # A search of scikit-learn divides its x into folds: ``[x]`` is one fold, the whole tensor.
         is_listed = type(x) is list and len(x) == 1
         if is_listed and not self._holds_out:
             raise ValueError(
@@ -262,7 +263,7 @@ class FlycooCP:
         return pandas.DataFrame(move(rows, np), index, columns)
 
     def _mask_rows(self, x: LabelledData) -> Any:
-        """Return the mask of rows to transform: that of `fit` for its tensor, of no cells else."""
+        """Return the mask for the rows to transform: of `fit` for its tensor, else an empty one."""
         if not find_method(self.method).knows_zeros:
             return None  # only what is stored is known
         if _describe(x).is_like(self._origin):
@@ -312,7 +313,7 @@ class FlycooCP:
 
 
 class _Origin(NamedTuple):
-    """What tells the tensor of `fit` from others."""
+    """The facts by which the tensor of `fit` is recognised."""
 
     shape: tuple[int, ...]
     nnz: int
@@ -327,7 +328,7 @@ class _Origin(NamedTuple):
 
 
 def _describe(x: Any) -> _Origin:
-    """Return what tells a sparse tensor from others."""
+    """Return the facts by which a sparse tensor is recognised."""
     plain = as_flycoo(x, check_coords=True)
     return _Origin(plain.shape, plain.nnz, float(plain.norm()))
 

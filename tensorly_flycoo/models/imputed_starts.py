@@ -12,7 +12,7 @@ from ..spread.slab_layout import AnyLayout, SlabLayout
 
 
 class _Unit(NamedTuple):
-    """Modes whose indices the entries have as one number: a group of modes, or one mode."""
+    """A group of modes, or one mode, whose indices are one number in the entries."""
 
     modes: Sequence[int]
     bits: Sequence[int]  # of the number, below the index of each mode
@@ -49,7 +49,7 @@ class ImputedStarts(LastPass):
     def find_completion(
         self, factors: Sequence[Any], mode: int
     ) -> Callable[[Array], object] | None:
-        """Return what adds the missing entries to T of a group, None for a mode of no group."""
+        """Return a function that adds the missing entries to T of a group; None without a group."""
         number = self._find_unit(mode)
         if not self._is_group(number):
             return None

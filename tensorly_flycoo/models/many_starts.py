@@ -87,10 +87,10 @@ class Stopping(NamedTuple):
 
 
 class Watcher(Protocol):
-    """What is told of runs that go together, such as a `Progress`."""
+    """An observer of runs that go together, such as a `Progress`."""
 
     def begin_run(self, title: str) -> None:
-        """Some runs begin."""
+        """Report that runs begin, by their title."""
 
     def __call__(self, model: CPTensor, error: float) -> bool:
         """See the best model before and after each iteration; return True to stop all runs."""
@@ -137,7 +137,7 @@ def run_together(
 
 
 def begin_run(watcher: Watcher | None, title: str) -> None:
-    """Say that a run, or several together, begin."""
+    """Report that a run begins, or several together."""
     if watcher is None:
         report(title)
     else:
@@ -272,12 +272,14 @@ def _drop(
     `take` copies the model at a place of the stack, which few iterations need.
     """
     places = {run: place for place, run in enumerate(stack) if run.is_active}
+    # The iterations that all active runs have done.
     t = min((len(run.errors) for run in places), default=0)
     if t < _PATIENCE:
         return
     begun = [run for run in runs if run.errors]
     best_first = sorted(begun, key=lambda run: float(run.errors[-1]))
     least = float(best_first[0].errors[-1])
+    # The more iterations, the fewer runs are safe from being dropped: all of them at first.
     num_safe = -(-_PATIENCE * len(best_first) // t)
     for run in best_first[num_safe:]:
         if run in places and _is_hopeless(run, least, t):
@@ -304,7 +306,7 @@ def _drop_twins(
     places: Mapping[StackedRun, int],
     take: Callable[[int], CPTensor],
 ) -> None:
-    """Drop the active ones of some runs, the best first, that match a better one."""
+    """Drop active runs, those in `places`, that match a better one; `rivals` are the best first."""
     if len(rivals) < 2:
         return
     models = [take(places[run]) if run in places else run.cp_tensor for run in rivals]

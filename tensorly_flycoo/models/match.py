@@ -98,7 +98,7 @@ def _sort_rows(factors: Sequence[Array], labels: Labels, wanted: Labels) -> list
 
 
 def _find_rows(name: str, labels: np.ndarray, wanted: np.ndarray) -> list[int]:
-    """Return where each wanted label is among those of a mode, which have to be the same."""
+    """Return the place of each wanted label in a mode, which must have the same labels."""
     if labels.dtype.kind == wanted.dtype.kind == "M":  # dates may have two units
         unit = np.promote_types(labels.dtype, wanted.dtype)
         labels = labels.astype(unit)
@@ -207,7 +207,7 @@ def _find_norms(factor: Array) -> np.ndarray:
 
 
 def _find_sizes(weights: Array | None, norms: list[np.ndarray]) -> np.ndarray:
-    """Return the norm of each component from those of its columns."""
+    """Return the norm of each component, the product of its columns' norms."""
     if weights is None:
         return multiply_all(norms)
     return multiply_all([abs(move(weights, np)), *norms])

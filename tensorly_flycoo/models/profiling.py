@@ -42,7 +42,7 @@ class ProfiledCall:
         return f"{self.given} {shape}, {self.nnz:,} {self.dtype}"
 
     def describe_place(self) -> str:
-        """Say why it failed, or where it ran and in which layout; "" if that is not known."""
+        """Describe why the call failed, or its device and layout; "" if these are unknown."""
         if self.failure:
             return self.failure[:_MAX_PLACE_LENGTH]
         if not self.device:
@@ -55,7 +55,7 @@ class ProfiledCall:
         return place[:_MAX_PLACE_LENGTH]
 
     def list_times(self) -> list[float]:
-        """List seconds in all, of each part, of the rest, and those of compiling."""
+        """List the seconds of the call, of each part, of the rest, and of compiling."""
         # What comes back does so after the call.
         rest = self.seconds - self.parts["conversion"] - self.parts["start"]
         return [self.seconds, *(self.parts[part] for part in PARTS), rest, self.compiling]
@@ -101,7 +101,7 @@ class Profile:
 
     @contextlib.contextmanager
     def _time_call(self, name: str, tensor: Any) -> Iterator[None]:
-        """Record a call; what it has made of its tensor is known when it ends."""
+        """Record a call; the layout of its converted tensor is known only when it ends."""
         call = ProfiledCall(name, tuple(tensor.shape), int(tensor.nnz), type(tensor).__name__)
         self.calls.append(call)
         self._open = call
@@ -123,7 +123,7 @@ class Profile:
                 call.groups = x.groups
 
     def add_compiling(self, seconds: float) -> None:
-        """Add what a call has compiled; ignored outside a call."""
+        """Add the compilation of a call; ignored outside a call."""
         if self._open is not None:
             self._open.compiling += seconds
 
@@ -153,7 +153,7 @@ class Profile:
         return rows
 
     def _list_remarks(self) -> list[str]:
-        """Say that there was no call, if so, and which operations were refused how often."""
+        """List remarks: that there was no call, or how often each operation was refused."""
         remarks = []
         if not self.calls:
             remarks.append('no decomposition took a sparse tensor under the backend "flycoo"')
@@ -174,7 +174,7 @@ def _time_part(call: ProfiledCall, name: str) -> Iterator[None]:
 
 
 def _wait_for_gpu() -> None:
-    """Wait for what was launched: it belongs to the block that is timed."""
+    """Wait for launched kernels, which belong to the block that is timed."""
     cupy = sys.modules.get("cupy")
     if cupy is not None and cupy.cuda.is_available():
         cupy.cuda.Device().synchronize()

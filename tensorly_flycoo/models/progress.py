@@ -228,6 +228,7 @@ class Progress:
         return init
 
     def __enter__(self) -> Self:
+        """Begin to show the run, and to catch Ctrl-C; `_resources` undoes both at the end."""
         if self._is_started:
             raise RuntimeError("a Progress is for one run only: make a new one")
         if self._path is not None:
@@ -322,7 +323,7 @@ class Progress:
         self._saved_at = time.monotonic()
 
     def _show_stage(self, stage: str) -> None:
-        """Show what precedes the first iteration."""
+        """Show a stage before the first iteration."""
         if self._bar is not None:
             self._bar.set_description_str(stage)
         else:
@@ -366,7 +367,7 @@ class Progress:
     def _describe_times(self, num_done: int) -> str:
         """Describe how long an iteration takes, and the time left."""
         # Iterations that compile or write a checkpoint take longer than those that are left. Up to
-        # two thirds of the first ones compile.
+        # two thirds of the first ones compile, so not even the median is safe: take the quartile.
         durations = sorted(end - start for start, end in itertools.pairwise(self._times))
         each_s = durations[(len(durations) - 1) // 4]
         if num_done == 1:

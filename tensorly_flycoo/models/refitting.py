@@ -60,7 +60,7 @@ def find_facts(cp_tensor: Any, data: Any, mode: int | None) -> FitRecord:
 
 
 def _find_obstacle(record: FitRecord) -> str:
-    """Say what keeps a model from being fitted again as it was made; "" if nothing does."""
+    """Return why a model cannot be fitted again as it was made; "" if it can."""
     if record.method in METHODS and record.method not in CP_METHODS:
         return "of several tensors or of other components than CP's"
     if record.is_weighted or record.absent == "weighted":
@@ -256,31 +256,31 @@ class _ObservedFits:
     def _follow(self, weights: np.ndarray) -> np.ndarray:
         """Iterate one fit; return its last models, with the rows of all modes (T, I, R)."""
         xp = self._x._engine.xp
-        by_entry = xp.asarray(weights, np.float64)
-        if self._mode is not None:
-            by_entry = by_entry[self._coords[self._mode]]
+        entry_weights = xp.asarray(weights, np.float64)
+        if self._mode is not None:  # they are of the rows of this mode
+            entry_weights = entry_weights[self._coords[self._mode]]
         factors = list(self._start)
-        total = max(1.0, float(by_entry.sum()))  # 0 if rows without entries were drawn
-        self._set_mean(factors, float((by_entry * self._values).sum()) / total)
+        total = max(1.0, float(entry_weights.sum()))  # 0 if rows without entries were drawn
+        self._set_mean(factors, float((entry_weights * self._values).sum()) / total)
         path: deque[np.ndarray] = deque(maxlen=PATH_LENGTH)
         path.append(move(xp.concatenate(factors), np))
         for _ in range(self._num_iterations):
             for n in range(len(factors)):
-                factors[n] = self._fit_rows(factors, n, by_entry)
+                factors[n] = self._fit_rows(factors, n, entry_weights)
             path.append(move(xp.concatenate(factors), np))
         return np.stack(path)
 
-    def _fit_rows(self, factors: list[Array], n: int, by_entry: Array) -> Array:
-        """Fit the rows of mode n to entries with weights.
+    def _fit_rows(self, factors: list[Array], n: int, entry_weights: Array) -> Array:
+        """Fit the rows of mode n to the entries, weighted by how often each was drawn.
 
-        Rows of the mode that is resampled are fitted without: a weight of all entries of a row
-        would only change what the ridge means.
+        In the mode whose rows were resampled, all entries of a row have one weight. It is left out:
+        it would only change the ridge of the row.
         """
         targets = self._values
         weights = None
         if n != self._mode:
-            targets = by_entry * self._values
-            weights = by_entry
+            targets = entry_weights * self._values
+            weights = entry_weights
         return fit_rows(
             self._coords,
             targets,
@@ -310,14 +310,14 @@ class _ObservedFits:
         return [xp.ascontiguousarray(factor) for factor in start]
 
     def _set_mean(self, factors: list[Array], mean: float) -> None:
-        """Set the mean of a sample in place of that of the data, if it is a component."""
+        """Replace the mean of the data by that of a sample, if it is a component."""
         is_mean = np.asarray(self._record.bias_modes) == self._x.ndim
         if is_mean.any():
             factors[-1] = factors[-1].copy()
             factors[-1][:, np.flatnonzero(is_mean)] = mean
 
     def _find_free(self, mode: int) -> Array | None:
-        """Mark the columns to fit, None for all: a mode has ones in those of others' biases."""
+        """Mark the columns to fit, all but the ones beside other modes' biases; None for all."""
         if not self._record.bias_modes:
             return None
         modes = self._x._engine.xp.asarray(self._record.bias_modes)

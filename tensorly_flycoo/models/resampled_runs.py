@@ -31,7 +31,7 @@ _RIDGE = 1e-6
 
 
 class RowRules(NamedTuple):
-    """How the rows of resampled runs are fitted, besides by least squares."""
+    """Rules for the rows of resampled runs, beside least squares."""
 
     missing: MissingEntries | None = None
     l2_reg: float = 0.0

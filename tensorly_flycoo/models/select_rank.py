@@ -198,7 +198,7 @@ def _sort_ranks(ranks: Any, x: Any, method: Method) -> list[Any]:
 
 
 def _check_holdout(x: Any, holdout: Any, method: Method, options: Mapping[str, Any]) -> None:
-    """Refuse a share that is none, and data or a method of which nothing can be held out."""
+    """Check that `holdout` is a share, and that entries of these data can be held out."""
     check_real(holdout, "holdout", 0)
     if holdout >= 1:
         raise ValueError(f"holdout is {holdout!r}, expected a number from 0 to below 1")
@@ -258,9 +258,9 @@ def _find_tolerance(
 
 
 class _RankFit(NamedTuple):
-    """What was found with one rank."""
+    """The fits with one rank."""
 
-    score: RankScore  # that of the held-out loss is nan: it needs the least loss of all ranks
+    score: RankScore  # its held-out loss is nan until all ranks are compared
     model: Any  # of all entries
     errors: np.ndarray  # of the runs
     terms: Any  # of the held-out loss, for each entry; None if nothing is held out
@@ -269,7 +269,7 @@ class _RankFit(NamedTuple):
 
 @dataclass(frozen=True)
 class _RankSearch:
-    """What the fits of all ranks have in common."""
+    """The data and options that the fits of all ranks share."""
 
     x: Any
     method: Method
@@ -280,7 +280,7 @@ class _RankSearch:
     keep_all: bool
 
     def fit_all(self, ranks: Sequence[Any]) -> list[_RankFit]:
-        """Fit the models of one rank after the other; after Ctrl-C return those that are done."""
+        """Fit the models rank by rank; after Ctrl-C return the finished ranks."""
         fits: list[_RankFit] = []
         try:
             for number, rank in enumerate(ranks, 1):
@@ -333,7 +333,7 @@ class _RankSearch:
         return run_once(self.method, self.x, rank, seed, options)
 
     def _find_core_consistency(self, rank: Any, model: Any) -> float:
-        """Return that of a CP model, nan where it means nothing or takes too long."""
+        """Return the core consistency; nan for other models than CP, or if it takes too long."""
         x = self.x
         if self.method.model != "CP" or x.ndim < 2 or not suits("core_consistency", model):
             return np.nan

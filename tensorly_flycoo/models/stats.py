@@ -73,7 +73,7 @@ class TensorStats:
         return make_facts(self._list_facts()) + make_text_table(self._list_modes())
 
     def _list_facts(self) -> dict[str, str]:
-        """Return what is said of the whole tensor, by name."""
+        """List facts about the whole tensor as text, by name."""
         facts = {
             "shape": " x ".join(map(str, self.shape)),
             "dtype": str(self.dtype),

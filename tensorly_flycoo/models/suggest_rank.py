@@ -1,4 +1,4 @@
-"""The rank that scores suggest, why, and what speaks against it."""
+"""The rank that scores suggest, and the reasons for and against it."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,11 @@ _SMALL_GAIN = 0.01
 def suggest(
     scores: Sequence[RankScore], tolerances: Sequence[float]
 ) -> tuple[RankScore | None, str]:
-    """Return the score of the suggested rank and why it is; None if nothing was held out.
+    """Return the score of the suggested rank, and the reason; None if nothing was held out.
 
-    Losses of a rank that differ by less than its tolerance are the same to fits that ended here.
+    It is the lowest rank as good as the best one: with a held-out loss within a standard error of
+    the least. Ranks whose runs agree are preferred. Of each rank, losses that differ by less than
+    its tolerance count as equal: fits that stopped a little later could change them as much.
     """
     if np.isnan(scores[0].heldout_loss):
         return None, ""
@@ -35,6 +37,7 @@ def suggest(
             as_good.append(score)
     stable = [score for score in scores if _has_stable_runs(score)]
     stable_and_good = [score for score in as_good if score in stable]
+    # If runs agree at none of these ranks, a slightly worse one at which they do is better.
     if not stable_and_good:
         margin = max(least.heldout_se, _SMALL_GAIN * (1 - least.heldout_loss))
         nearly_as_good = [score for score in stable if gaps[score] <= margin]
@@ -61,7 +64,7 @@ def _has_stable_runs(score: RankScore) -> bool:
 
 
 def list_doubts(scores: Sequence[RankScore], suggested: RankScore | None) -> list[str]:
-    """List what speaks against a suggestion; nothing if there is none."""
+    """List the reasons to doubt a suggestion."""
     if suggested is None:
         return []
     doubts = []

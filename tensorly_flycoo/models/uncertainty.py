@@ -260,7 +260,7 @@ def _find_intervals(
 
 
 def _check_sample(x: FlycooTensor, mode: int | None, method: str, facts: FitRecord) -> None:
-    """Refuse a sample that is none: rows of a mode, entries that were observed, or events."""
+    """Check that there is a sample: rows of a mode, observed entries, or events."""
     if mode is not None:
         if x.shape[mode] < 2:
             raise ValueError(

@@ -98,7 +98,7 @@ def multiply_matricized(
         matrix = _matricize(x, row_mode, column_modes, num_rows)
         row_mode = 0
     factors = [dense, dense]
-    # That of the rows is not read, but has to have a shape and dtype that fit.
+    # The factor of the rows is not read, but must have a matching shape and dtype.
     unread = matrix._engine.xp.empty((matrix.shape[row_mode], dense.shape[1]), matrix.dtype)
     factors[row_mode] = unread
     return mttkrp(matrix, factors, row_mode)

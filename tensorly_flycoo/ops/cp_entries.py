@@ -86,7 +86,7 @@ def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
 
 
 def find_kind(model: Any) -> str:
-    """Return what a model is: "CP", "Tucker", "PARAFAC2" or "coupled"."""
+    """Return the kind of a model: "CP", "Tucker", "PARAFAC2" or "coupled"."""
     if isinstance(model, Parafac2Tensor):
         return "PARAFAC2"
     if hasattr(model, "cp_tensors"):  # our CoupledCP

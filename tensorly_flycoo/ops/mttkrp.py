@@ -317,9 +317,10 @@ def mttkrp_of_ratios(
 ) -> tuple[Array, Array | None]:
     r"""Compute the MTTKRP of :math:`v_k / m_k`, with the values m of a CP model at the nonzeros.
 
-    The model divides as `smallest` where it is smaller; if that is None, values are multiplied by
-    it: :math:`v_k m_k`. With `wants_logs` the second result is the sum of :math:`v_k \log m_k`, a
-    float64 array () on the device. With `stays`, layout "remap" stays in `mode`.
+    Where m is less than `smallest`, that divides in its place. If `smallest` is None, values are
+    multiplied by the model instead: :math:`v_k m_k`. With `wants_logs` the second result is the sum
+    of :math:`v_k \log m_k`, a float64 array () on the device. With `stays`, layout "remap" stays in
+    `mode`.
 
     One pass over the nonzeros, with the workspace and the reproducible bits of `mttkrp`.
     """

@@ -120,7 +120,10 @@ class RaggedTensor(LazyArray):
         self.starts[self.order] = _count_before(self.heights[self.order])
 
     def _place_rows(self, stack: "_Stack") -> Array:
-        """Return the row in the matrix of each nonzero."""
+        """Return the row of each nonzero in the matrix.
+
+        There a slice begins at `starts`, in the stack right after the slice before.
+        """
         shifts = self.starts - _count_before(stack.row_counts)
         places = np.repeat(shifts, stack.row_counts)
         places += np.arange(places.size)

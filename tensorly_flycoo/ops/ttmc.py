@@ -260,7 +260,11 @@ class Operator:
         return np.concatenate([self._multiply(part) for part in eigen.split_columns(block)], axis=1)
 
     def _multiply(self, block: Array) -> Array:
-        """Multiply the unfolding by a few vectors: sums of columns of an MTTKRP."""
+        """Multiply the unfolding by a few vectors: sums of columns of an MTTKRP.
+
+        The MTTKRP has `_num_columns` columns for each vector: `block` is cut to the factor of one
+        mode, and the factors of the other modes are repeated.
+        """
         xp = self._engine.xp
         num_vectors = block.shape[1]
         columns = block.reshape(-1, self._num_columns, num_vectors).transpose(0, 2, 1)
@@ -291,11 +295,13 @@ class Operator:
         return float((counts**2.0).sum() / 2)
 
     def gram(self, of_rows: bool) -> Array:
-        """Compute the Gram matrix, that of the rows from the columns' few nonzeros."""
+        """Compute the Gram matrix of the rows, from the few nonzeros of each column."""
         xp = self._engine.xp
         size = self.shape[0 if of_rows else 1]
         if not of_rows:
             return eigen.multiply_by_gram(self, xp.eye(size), of_rows)
+        # Number the nonempty cells (column, row) of the matrix, and compute their lines: `x` has
+        # each cell as an index, and the TTMc of that mode has a line for each.
         cells = list_cells(self._x, (self._other, self._mode))
         column_ids, row_ids = np.divmod(cells, self._num_indices)
         _, columns = np.unique(column_ids, return_inverse=True)
@@ -303,6 +309,7 @@ class Operator:
         places_in_gram = xp.stack([xp.asarray(columns), xp.asarray(rows)])
         x, mode, places = merge_modes(self._x, (self._other, self._mode), np.float64, cells)
         inputs = {places[n]: factor for n, factor in self._inputs.items()}
+        # Some columns of the last factor at a time, so that the lines take little memory.
         last, widest = [*inputs.items()][-1]
         max_numbers = max(2 * _BLOCK_SIZE, size**2 // 2) * widest.shape[1]
         step = max(1, max_numbers // (cells.size * self._num_columns))

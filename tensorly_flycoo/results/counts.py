@@ -90,19 +90,20 @@ def complete_fit(sums: Array, model_sum: float, num_entries: int) -> CountFit:
 def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Compute ``log P(X >= count)`` of Poisson variables, in float64; counts are rounded up.
 
-    Where SciPy's tail is too far out, it is the probability of the count times a sum like
-    ``1 + q + q^2 + ...``, with ``q = mean / (count + 1)``; later terms fall faster. Sampford's
-    bound of Mills' ratio, 1953, does the same for a normal tail, and fits this one. Relative errors
-    of the logarithms, measured against continued fractions, are below 2e-5.
+    Far out, where SciPy underflows or is inaccurate, the tail is ``P(X = count)`` times the sum
+    ``1 + q + ...``, with ``q = mean / (count + 1)``, whose terms fall faster than those of a
+    geometric series. Sampford's bound of Mills' ratio (1953), made for the same sum of a normal
+    tail, approximates it. Relative errors of the logarithms, measured against continued fractions,
+    are below 2e-5.
     """
     counts = np.ceil(counts)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(special.gammainc(np.maximum(counts, 1), means))
         gaps = counts + 1 - means
         sums = 4 * (counts + 1) / (3 * gaps + np.sqrt(gaps**2 + 8 * means))
-        # The probability of a count, with its factorial by Gosper.
-        far = counts - means - special.rel_entr(counts, means)
-        far += np.log(sums) - np.log(2 * np.pi * (counts + 1 / 6)) / 2
+        # log P(X = count), with the factorial by Gosper's formula, plus the logarithm of the sum.
+        far_logs = counts - means - special.rel_entr(counts, means)
+        far_logs += np.log(sums) - np.log(2 * np.pi * (counts + 1 / 6)) / 2
     is_far = logs < np.where(counts > _MANY, _LEAST_OF_MANY, _LEAST)
-    logs = np.where(is_far, np.minimum(far, _LEAST_OF_MANY), logs)
+    logs = np.where(is_far, np.minimum(far_logs, _LEAST_OF_MANY), logs)
     return np.where(counts <= 0, 0.0, logs)

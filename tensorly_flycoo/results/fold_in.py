@@ -165,7 +165,7 @@ class FoldInOptions:
     confidence: Any = None
 
     def refuse(self, names: Sequence[str], kind: str) -> None:
-        """Refuse those options that say nothing about a kind of model."""
+        """Refuse options that do not apply to a kind of model."""
         for name in names:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, expected None for {kind}")
@@ -277,7 +277,7 @@ def find_coupled_rows(model: Any, blocks: Any, mode: Any, options: FoldInOptions
     )
 
 
-#: What finds the rows of each kind of model.
+#: The function that finds rows, for each kind of model.
 _FIND_ROWS: dict[str, Callable[..., Array]] = {
     "CP": _fold_in_cp,
     "Tucker": _fold_in_tucker,
@@ -302,7 +302,7 @@ def _refuse_constraint(record: FitRecord, mode: int) -> None:
 
 @dataclass(frozen=True)
 class _How:
-    """How new rows are found: as the model was made, where the call does not say otherwise."""
+    """How new rows are fitted: by options of the call, else as the model was made."""
 
     is_count: bool
     non_negative: bool
@@ -315,7 +315,7 @@ class _How:
 def _choose(
     record: FitRecord, cp_tensor: Any, x_new: Any, mode: int, options: FoldInOptions
 ) -> _How:
-    """Choose how to find new rows, and refuse what there are no rows for."""
+    """Choose how to find new rows; raise a ValueError if options or model do not allow any."""
     is_count = _is_count(record, options)
     _refuse_constraint(record, mode)
     has_confidence = options.confidence is not None
@@ -375,7 +375,7 @@ def _is_count(record: FitRecord, options: FoldInOptions) -> bool:
 
 
 def _check_observed(is_count: bool, mask: Any) -> None:
-    """Refuse what excludes rows of the nonzeros alone."""
+    """Refuse options that exclude rows fitted to the nonzeros alone."""
     if is_count:
         raise ValueError(
             "observed rows, as of a model of observed_parafac, are of least squares: expected "
@@ -398,7 +398,7 @@ def _choose_ridge(record: FitRecord, l2_reg: float | None, observed: bool) -> fl
 
 
 def _has_same_rows(cp_tensor: Any, x_new: Any, mode: int) -> bool:
-    """Return whether labels say that the rows of `mode` are those of the model."""
+    """Return whether, by their labels, the rows of `mode` are those of the model."""
     labels = getattr(cp_tensor, "labels", None)
     if not isinstance(x_new, LabelledTensor) or not isinstance(labels, Labels):
         return False
@@ -517,9 +517,13 @@ class _RowProblem:
         return multiply_grams(self.scales, self.exact, skip=self.mode)
 
     def list_cells(self, coords: Array, weights: Array, targets: Array) -> ListedCells:
-        """Return cells with the designs of the free columns; the kept ones explain their share."""
+        """List cells for fitting the free columns of the new rows.
+
+        Kept columns are constants: their part of the model is subtracted from the targets.
+        """
 
         def evaluate(places: Array, columns: Array) -> Array:
+            """Return the designs of some columns at the cells at `places`."""
             rows = [
                 factor[:, columns][coords[n][places]]
                 for n, factor in enumerate(self.exact)

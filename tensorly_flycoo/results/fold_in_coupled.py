@@ -134,7 +134,7 @@ def fold_in_coupled(
         _divide_data(block, powers[number])
     factors = [move(factor, xp).astype(np.float64) for factor in model.factors.values()]
     index = [*model.factors].index(mode)
-    factors[index] = xp.zeros((num_rows, model.rank))  # of which only the size matters
+    factors[index] = xp.zeros((num_rows, model.rank))  # only its size matters
 
     # Each block adds to the right-hand sides of all rows, and to the matrices of those it knows.
     is_known = np.ones((num_rows, len(new_blocks)), bool)
@@ -268,7 +268,7 @@ def _find_places(n: int, block: CoupledBlock, model: Any, mode: str, xp: Any) ->
 
 
 def _find_known(block: CoupledBlock, mode: int, num_rows: int) -> np.ndarray:
-    """Return which rows of the new mode have a nonzero in a block."""
+    """Mark the rows of the new mode that have a nonzero in a block."""
     axis = block.modes.index(mode)
     if isinstance(block.data, WholeTensor):
         coords, _ = block.data.tensor._sorted_nonzeros()

@@ -52,7 +52,7 @@ class _State(NamedTuple):
 
 
 class FoldedIn(NamedTuple):
-    """The rows of what was folded in, and the projections (I_k, R) of its slices."""
+    """The rows of new slices or columns, and the projections (I_k, R) of the slices."""
 
     rows: Array
     projections: Sequence[Array]

@@ -161,7 +161,7 @@ def _list_known(x: FlycooTensor, core: Array, fixed: Mapping[int, Array], mode: 
 def _list_missing(
     missing: MissingEntries, core: Array, fixed: Mapping[int, Array], mode: int
 ) -> ListedCells:
-    """List missing cells as those that take back what the common Gram matrix counts."""
+    """List missing cells with weight -1: they cancel in the Gram matrix, which counts all cells."""
     xp = array_module(missing.coords)
     designs = _make_designs(core, fixed, mode, missing.coords)
     zeros = xp.zeros(missing.count)
@@ -171,7 +171,11 @@ def _list_missing(
 def _make_designs(
     core: Array, fixed: Mapping[int, Array], mode: int, coords: Array
 ) -> Callable[[Array], Array]:
-    """Return the function of places in `coords` (ndim, count) that gives the designs there."""
+    """Make a function from the numbers of cells, of `coords` (ndim, count), to their designs.
+
+    The design of a cell (R_mode,) is the core times the rows of all other factors there: its
+    product with the new row is the model's value.
+    """
     rank = core.shape[mode]
     last = np.moveaxis(core, mode, -1)  # its axes: the other modes in order, and `mode`
     block_size = choose_block_size(core, core.size)

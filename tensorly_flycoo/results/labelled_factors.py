@@ -42,7 +42,7 @@ _TICKS: dict[str, Any] = {"fontsize": 8, "parse_math": False}
 _MAX_NAME_LENGTH = 28
 _MAX_MARKERS = 40
 
-#: What a notebook shows at most: components, and labels of each.
+#: The most components that a notebook shows, and the most labels of each.
 _MAX_ROWS = 20
 _MAX_LABELS = 5
 
@@ -50,7 +50,7 @@ NEED_PANDAS = "tables of factors need pandas: pip install pandas"
 
 
 class LabelledFactors:
-    """What a model with labels adds to its class of TensorLy: tables, files and pictures."""
+    """The methods that labels add to TensorLy's model classes: tables, files and pictures."""
 
     labels: Labels
     factors: Any
@@ -59,7 +59,7 @@ class LabelledFactors:
     #: The model's attributes: weights or core, and lists of matrices (here without the plural s).
     _head: ClassVar[str] = "weights"
     _lists: ClassVar[Sequence[str]] = ("factor",)
-    #: What a file of the model is.
+    #: The kind of the model's files.
     _kind: ClassVar[array_file.Kind]
     #: How the model was made, if it is known.
     flycoo: FitRecord | None = None
@@ -302,7 +302,7 @@ class LabelledFactors:
             return attach(model, read_record(reader, len(labels), int(np.max(model.rank))))
 
     def _describe(self) -> array_file.Header:
-        """Return what the header of the model's file says besides its labels and its record."""
+        """Return the header's entries of the model's file, but for labels and record."""
         return {}
 
     @classmethod

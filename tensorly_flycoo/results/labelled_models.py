@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _NewRows(LabelledFactors):
-    """What a model of one tensor does with rows of new labels: it finds them, and takes them up."""
+    """Methods of a model of one tensor for new labels: find their rows, and add these to it."""
 
     def transform(
         self,
@@ -433,7 +433,7 @@ def label_result(result: Any, data: Any) -> Any:
 
 
 def _join_rows(labels: Mapping[str, Any], num_rows: int) -> Labels:
-    """Return labels of a PARAFAC2 model with those of the rows of all slices in one array."""
+    """Return the labels of a PARAFAC2 model, with the rows of all slices in one array."""
     (_, slice_labels), (name, rows), *_ = labels.items()
     rows_of_slices = rows
     if np.ndim(next(iter(rows), 0)) == 0:  # one array: of each slice, or in a file of all

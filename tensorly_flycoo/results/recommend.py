@@ -1,4 +1,4 @@
-"""What a CP model recommends, such as films to users, and how good that is."""
+"""Recommendations by a CP model, such as films to users, and their quality."""
 
 from typing import Any
 

@@ -241,7 +241,7 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     split. Empty rows belong to the slab of the next row with nonzeros; those at the end to the last
     slab that has rows. Equal neighbours enclose a slab without rows: there are some if rows or
     nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should. More slabs than
-    nonzeros divide the rows as that many do, and only so many edges are returned.
+    nonzeros divide the rows as ``nnz`` slabs do, and only ``nnz + 1`` edges are returned.
 
     >>> find_edges(np.array([2, 1, 0, 1, 2, 0]), 3)
     (0, 1, 4, 6)

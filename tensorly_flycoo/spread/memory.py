@@ -1,4 +1,4 @@
-"""The memory of a tensor and of an iteration, predicted from sizes, and what is chosen by it.
+"""Predict the memory of a tensor and an iteration from sizes, and choose layouts and slabs by it.
 
 The whole sum, from the outside in:
 
@@ -309,20 +309,21 @@ def _estimate_slabs(
         return 48 * longest + min(block_nnz, BLOCK_NNZ) * (2 * record_nbytes + 48)
 
     sorting = slab_nnz * record_nbytes + count_canonical_nbytes(slab_nnz, record_format, engine)
-    # All slabs' lists of empty rows may be longer than the fewest.
+    # `kept` assumes the shortest lists of empty rows; add what they may take beyond that.
     sizes = record_format.merged.shape
-    lists = sum(index_dtype(size).itemsize * min(slab_nnz, size) for size in sizes)
-    kept_here = math.ceil(share * (kept + num_built * lists))
+    list_nbytes = sum(index_dtype(size).itemsize * min(slab_nnz, size) for size in sizes)
+    kept_here = math.ceil(share * (kept + num_built * list_nbytes))
     numbering = slab_nnz * (3 * record_nbytes + 24)  # a slab's records and their numbers
     arranging = kept_here + slab_peak + numbering
-    later = max(sorting, arranging)
-    peak = device_nnz * record_nbytes + max(count_distributing(device_nnz), later)
+    building = max(sorting, arranging)
+    # First all records of a device are distributed to its slabs, then these are built one by one.
+    peak = device_nnz * record_nbytes + max(count_distributing(device_nnz), building)
     if is_on_device:
         return Estimate(kept, nnz * _count_nonzero_nbytes(record_format) + peak), False
     free_nbytes = engine.count_free_nbytes()
     if free_nbytes is None or peak <= free_nbytes:
         return Estimate(kept, peak), False
-    return Estimate(kept, max(count_distributing(slab_nnz), later)), True
+    return Estimate(kept, max(count_distributing(slab_nnz), building)), True
 
 
 def _add_slabs(
@@ -421,9 +422,13 @@ def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None
 def plan_streaming(
     engine: Engine, name: str, tensor: TensorSizes, num_slabs: int | None = None
 ) -> tuple[int, int]:
-    """Return the number of slabs with ``keep="host"``, and how many stay on each device."""
+    """Return the number of slabs with ``keep="host"``, and how many stay on each device.
+
+    `name` is that of the layout.
+    """
     record_nbytes = tensor.choose_cut(engine).record_format.record_nbytes
-    num_slabs = num_slabs or choose_num_slabs(tensor.nnz, engine.num_devices, record_nbytes)
+    if num_slabs is None:
+        num_slabs = choose_num_slabs(tensor.nnz, engine.num_devices, record_nbytes)
     nbytes, peak_nbytes = estimate_layout(engine, name, tensor, num_slabs)
     free_nbytes = engine.count_free_nbytes()
     return num_slabs, count_resident_slabs(nbytes, peak_nbytes, num_slabs, free_nbytes)

@@ -177,11 +177,12 @@ class SpreadLayout(SlabLayout):
             return {key: parts[key][number] if key in parts else x for key, x in arguments.items()}
 
         def run_slab(number: int, out: Array) -> Array | None:
+            """Run the operation on one slab, on its device."""
             slab = self.slabs[number]
             slab_inputs = take(inputs, number)
             slab_options = take(options, number)
             find_rows = slab_options.get("find_rows")
-            if find_rows is not None:
+            if find_rows is not None:  # rows that were kept are kept for each slab
                 slab_options["find_rows"] = functools.partial(find_rows, piece=number)
             with self.devices.use(slab.home):
                 return slab.layout.apply(operation, engine, slab_inputs, mode, out, **slab_options)

@@ -160,9 +160,10 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
 def _split_longest_mode(
     layout: SlabLayout, engine: Engine
 ) -> tuple[int | None, Sequence[range | None]]:
-    """Split the longest mode but the cut one into rows with about equally many nonzeros.
+    """Split the longest of the modes that are not cut into rows with about equally many nonzeros.
 
-    Returns the mode, and as many ranges as there are slabs; of a vector None, and one group.
+    Returns the mode, and as many ranges as there are slabs. A vector has no such mode: then None,
+    and one None in place of ranges.
     """
     shape = layout.record_format.shape
     column_modes = [n for n in range(len(shape)) if n != layout.cut_mode]

@@ -371,8 +371,9 @@ def orthonormalize(
     and Wu, SIAM J. Sci. Comput. 23, 2002), which unlike a QR decomposition does not fail if they
     are dependent. Passes go on until one has little to correct. The block may be overwritten.
 
-    `draw` draws directions that the block lacks; without it these become zero. `projection` is the
-    one on `basis` that was already subtracted (n, k), and the block's Gram matrix since (k, k).
+    `draw` draws directions that the block lacks; without it these become zero. With `projection`,
+    the block has already been projected: it holds the coefficients on `basis` that were subtracted
+    (n, k), and the Gram matrix of what is left (k, k).
     """
     eps = np.finfo(block.dtype).eps
     width = block.shape[1]
@@ -387,7 +388,7 @@ def orthonormalize(
             removed = np.zeros((0, width))
             gram = gram_of(block)
         squares = np.diagonal(gram)
-        # What is left after much has been subtracted is rounding error.
+        # A column that is much smaller than its projection is rounding error.
         is_noise = squares <= (_NOISE * eps) ** 2 * np.sum(removed**2, axis=0)
         scales = np.where(is_noise, 0, 1 / np.sqrt(np.where(is_noise, 1, squares)))
         values, vectors = eigh(gram * np.outer(scales, scales))

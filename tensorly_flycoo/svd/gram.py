@@ -128,6 +128,7 @@ class UnfoldingGram:
         is_certain = values > gram.shape[0] * np.finfo(self.dtype).eps * values[-1]
         inverse_root = vectors[:, is_certain] / np.sqrt(values[is_certain])
         squares, rotation = eigh(inverse_root.T @ eigen.gram_of(image) @ inverse_root)
+        # The floor only avoids a division by zero: the vector of such a value is arbitrary.
         transform = inverse_root @ (rotation / np.sqrt(np.maximum(squares, squares[-1] * 1e-300)))
         transform = transform[:, ::-1][:, :rank]
         return squares[::-1][:rank], eigen.multiply_block(image, transform)
@@ -198,7 +199,7 @@ class UnfoldingGram:
             yield devices.collect([part])[0]
 
 
-# What one pass over the groups of columns finds
+# One pass over the groups of columns
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ def _transpose_if_few(columns: Columns, counts: list[int], scale: float) -> AnyL
 
 
 class CoupledGram(ABC):
-    """The Gram matrix of the shared columns plus `diagonal` (size,): what the coupled rows share.
+    """The Gram matrix of the coupled rows: of the shared columns, plus `diagonal` (size,).
 
     Its groups may be on several devices, its products are on the first one.
     """
@@ -344,11 +345,11 @@ def _make_coupled_gram(
             formed = formed[rows[:, None], rows]
         return FormedGram(columns, scale, rows, formed, diagonal)
     groups = [_number_rows(group, rows, xp) for group in groups]
-    if columns.entries is None:
+    if columns.entries is None:  # a tensor in slabs
         return GroupedGram(columns.devices, groups, diagonal)
     (group,) = groups
     if rows.size > MAX_GRAM_SIZE:
-        # A single nonzero is a column of its own; merged by row, they are the diagonal's elements.
+        # Columns of a single nonzero only add to the diagonal: those of a row merge into one.
         num_columns = survey.num_shared + int((diagonal > 0).astype(np.int64).sum())
         if max(MAX_GRAM_SIZE, MAX_DIRECT_SIZE) < num_columns < rows.size:
             return FoldedGram(columns.devices, group, diagonal, num_columns, dtype)

@@ -1,4 +1,4 @@
-"""Some cells of a tensor in a sorted list: find others among them, or omit what is stored there."""
+"""A sorted list of cells of a tensor: find cells in it, or omit the nonzeros at them."""
 
 from __future__ import annotations
 

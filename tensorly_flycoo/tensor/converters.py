@@ -67,7 +67,7 @@ def find_converter(x: Any) -> str | None:
 
 
 def find_instead(x: object) -> str | None:
-    """Say what to pass in place of a table or an array of another library; else return None."""
+    """Name the type to pass in place of a table or an array of another library; None for others."""
     kind: type = type(x)
     library = library_of(kind)
     if library == "finch":

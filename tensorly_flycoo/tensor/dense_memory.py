@@ -33,7 +33,10 @@ def check_khatri_rao_fits(
 
 
 def check_product_fits(a: Any, b: Any) -> None:
-    """Refuse a matrix product, as of `tl.cp_to_tensor`, that is larger than both and too large."""
+    """Refuse a matrix product, as in `tl.cp_to_tensor`, that does not fit the free memory.
+
+    Only one that is larger than both matrices is looked at: others fit where these do.
+    """
     is_dense = isinstance(a, np.ndarray) or is_cupy(a)
     if not is_dense or a.ndim != 2 or np.ndim(b) != 2:
         return

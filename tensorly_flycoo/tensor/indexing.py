@@ -149,7 +149,7 @@ def _select_from_piece(
 
 
 def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
-    """Return which indices of a mode a selector takes."""
+    """Mark the indices of a mode that a selector takes."""
     if isinstance(selector, int):
         return rows == selector
     if isinstance(selector, np.ndarray):

@@ -196,19 +196,20 @@ def _make_method(name: str) -> Callable[..., Any]:
 
 
 def _make_reduction(name: str) -> Callable[..., Any]:
-    """Make a method that reduces modes, also by name; a tensor that results has other labels.
+    """Make a method that reduces modes, given by number or name, and keeps the others' labels.
 
-    Unknown cells are skipped. What has only such is unknown: nan in a vector, or as a number.
+    Unknown cells are skipped. A result of unknown cells only is unknown: nan in a vector, or as a
+    number.
     """
     method = getattr(FlycooTensor, name)
 
     @functools.wraps(method)
     def reduce(x: "LabelledTensor", axis: Any = None) -> Any:
-        gone = check_axes(number_modes(x, axis), x.ndim)
-        kept = [mode for mode in range(x.ndim) if mode not in gone]
+        reduced_modes = check_axes(number_modes(x, axis), x.ndim)
+        kept = [mode for mode in range(x.ndim) if mode not in reduced_modes]
         if x.unknown is None:
-            return x._label_modes(method(x.tensor, gone), kept)
-        reduced, unknown = unknown_cells.reduce(x.tensor, x.unknown, gone, name)
+            return x._label_modes(method(x.tensor, reduced_modes), kept)
+        reduced, unknown = unknown_cells.reduce(x.tensor, x.unknown, reduced_modes, name)
         return x._label_modes(reduced, kept, unknown)
 
     return reduce
@@ -561,10 +562,10 @@ def check_same_labels(
     skip: int | Sequence[int | None] | None = None,
     names: Sequence[str] = ("x", "the model"),
 ) -> None:
-    """Refuse a LabelledTensor if names of modes or labels differ from those of another, or a model.
+    """Raise a ValueError if the labels of `x` differ from those of another tensor or a model.
 
-    The labels of mode `skip`, or of several, may differ. Without labels on either side nothing is
-    compared, nor are the names of modes that nobody has named.
+    Names of modes are compared too, except where nobody has named the modes. The labels of mode
+    `skip`, or of several, may differ. If `x` or `labelled` has no labels, nothing is compared.
     """
     labels = getattr(labelled, "labels", None)
     if not isinstance(x, LabelledTensor) or not isinstance(labels, Labels):

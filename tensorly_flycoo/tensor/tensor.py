@@ -44,7 +44,7 @@ _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 #: Also for differences, which most often are residuals.
 _USE_FIT = f"{_USE_NONZEROS}, and tensorly_flycoo.cp_fit(x, cp) for the error of a CP model"
 
-#: What to use instead of attributes that arrays have.
+#: Replacements for attributes that arrays have.
 _INSTEAD = {
     "coords": "x.nonzeros()[0]",
     "data": "x.nonzeros()[1]",
@@ -889,7 +889,7 @@ class FlycooTensor:
 
 
 def _check_mapped(mapped: Any, values: Array, name: str) -> None:
-    """Refuse what a function `name` made of values if it is no array of as many real numbers."""
+    """Raise a TypeError if the result of a function `name` is no real array like `values`."""
     dtype = getattr(mapped, "dtype", None)
     if dtype is None:
         kind = type(mapped).__name__

@@ -135,6 +135,7 @@ def find_blocks(cells: np.ndarray, shape: Sequence[int]) -> COO:
     """Make a mask of listed cells; it has size 1 in modes in which they fill whole fibres."""
     sizes = [*shape]
     for mode in range(len(shape)):
+        # A fibre along the mode is given by its other indices; is each listed fibre whole?
         fibres = cells.copy()
         fibres[mode] = 0
         blocks, counts = count_each(fibres, sizes)
@@ -154,13 +155,20 @@ def transpose(unknown: Any, order: Sequence[int]) -> Unknown:
 
 
 def take_rows(unknown: Any, mode: int, rows: np.ndarray, size: int) -> Unknown:
-    """Cut a mask to different rows of a mode of this size of the tensor."""
-    if unknown is None or isinstance(unknown, str) or unknown.shape[mode] != size:
+    """Select distinct `rows` of a mode; `size` is the tensor's in it.
+
+    >>> mask = make_mask(np.array([[0, 2], [1, 1]]), (3, 2))
+    >>> take_rows(mask, 0, np.array([2, 1]), 3).coords.tolist()
+    [[0], [1]]
+    """
+    if unknown is None or isinstance(unknown, str):
         return unknown
-    places = np.full(size, -1)
-    places[rows] = np.arange(rows.size)
+    if unknown.shape[mode] != size:  # a mask of size 1 there: of whole fibres
+        return unknown
+    new_rows = np.full(size, -1)  # of each old row; -1 if it is not selected
+    new_rows[rows] = np.arange(rows.size)
     cells = unknown.coords.copy()
-    cells[mode] = places[cells[mode]]
+    cells[mode] = new_rows[cells[mode]]
     shape = [*unknown.shape]
     shape[mode] = rows.size
     return make_mask(cells[:, cells[mode] >= 0], shape)
@@ -180,9 +188,9 @@ def count_cells(mask: Any, shape: Sequence[int]) -> int:
 
 
 def reduce(x: FlycooTensor, unknown: Any, gone: Sequence[int], name: str) -> tuple[Any, Unknown]:
-    """Return the "sum", "mean", "max" or "min" of known cells over modes, and what is unknown then.
+    """Return the "sum", "mean", "max" or "min" of known cells over modes, and the unknown cells.
 
-    Of a number or a vector, what has no known cell is nan.
+    A number, or an element of a vector, is nan if no known cell goes into it.
     """
     if isinstance(unknown, str):
         return _reduce_stored(x, gone, name)
@@ -241,7 +249,7 @@ def check_kept(num_left: int, num_known: int) -> None:
 
 
 class CellCounts:
-    """How many cells of a mask are merged into each cell of a sum over the modes `gone`.
+    """The number of cells of a mask that go into each cell of a sum over the modes `gone`.
 
     `cells` (kept, count) are those of the sum into which unknown ones are merged, sorted, and
     `num_unknown` (count,) how many, of `total` each. Modes of size 1 in the mask have size 1 here,
@@ -275,7 +283,7 @@ def average(total: FlycooTensor, counts: CellCounts) -> FlycooTensor:
 
 
 def _omit_unknown(x: FlycooTensor, mask: Any) -> FlycooTensor:
-    """Return a tensor without what it stores at the cells of a mask."""
+    """Return a tensor without the nonzeros at the cells of a mask."""
     modes = list_modes(mask.shape, x.shape)
     return omit_entries(x, modes, mask.coords[modes])
 

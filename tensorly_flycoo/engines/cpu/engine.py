@@ -66,6 +66,7 @@ class CpuEngine(CpuPrimitives, Engine):
         weights: Array | None = None,
         stays: bool = False,
     ) -> None:
+        """Implement `Engine.mttkrp`: a pass over the tiles, then their carries are added."""
         arrays, partial_rows = self.allocate_workspace(layout, factors, mode, out)
         carry_rows = layout.tilings[mode].carry_rows
         num_lanes = mttkrp.count_lanes(out)
@@ -76,6 +77,7 @@ class CpuEngine(CpuPrimitives, Engine):
                 return
             arguments = _gather_arguments(layout, step, mode, arrays, out, partial_rows, num_lanes)
             work_ns = _estimate_ns(layout, step, out)
+            # Segments serve a factor that does not fit the cache; the bits are the same.
             segments = None
             if nnz >= LEAST_NNZ:
                 segments = find_segments(layout, step, mode, arrays)
@@ -88,6 +90,7 @@ class CpuEngine(CpuPrimitives, Engine):
             else:
                 num_tiles = carry_rows.size
                 threads.launch(mttkrp.mttkrp_tiles, num_tiles, *arguments, work_ns=work_ns)
+            # Rows that began in an earlier tile: added after all tiles, in their order.
             mttkrp.add_partial_rows(carry_rows, partial_rows, out)
             if weights is not None:
                 np.multiply(out, weights, out=out)
@@ -102,6 +105,7 @@ class CpuEngine(CpuPrimitives, Engine):
         wants_sum: bool = False,
         stays: bool = False,
     ) -> Array | None:
+        """Implement `Engine.mttkrp_of_ratios`: a pass over the tiles, each with its sum of logs."""
         (*arrays, factor), partial_rows = self.allocate_workspace(layout, factors, mode, out)
         carry_rows = layout.tilings[mode].carry_rows
         num_lanes = _choose_lanes(out)
@@ -116,7 +120,8 @@ class CpuEngine(CpuPrimitives, Engine):
             log_sums = np.empty(num_tiles) if wants_sum else None
             typed_smallest = None if smallest is None else out.dtype.type(smallest)
             model = ratios.Model(factor, typed_smallest, log_sums)
-            # None, not False: a kernel is compiled without steps.
+            # A row that does not fit the lanes is computed in steps. None, not False: numba then
+            # compiles a kernel without the loop over steps.
             has_steps = None if out.shape[1] == num_lanes else True
             self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
             threads.launch(
@@ -130,7 +135,7 @@ class CpuEngine(CpuPrimitives, Engine):
                 work_ns=3 * _estimate_ns(layout, step, out),
             )
             mttkrp.add_partial_rows(carry_rows, partial_rows, out)
-            # Unlike a sum, adds from the first to the last.
+            # Not `sum`, which adds pairwise: the order is from the first tile to the last.
             return None if log_sums is None else np.asarray(0.0 + log_sums.cumsum()[-1])
 
     def allocate_workspace(
@@ -159,6 +164,7 @@ class CpuEngine(CpuPrimitives, Engine):
     def ttmc(
         self, layout: Layout, inputs: Factors, mode: int, out: Array, slots: Array | None = None
     ) -> None:
+        """Implement `Engine.ttmc`: a pass over the tiles, then their carries are added."""
         assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format = layout.record_format
         carry_rows = layout.tilings[mode].carry_rows
@@ -175,7 +181,7 @@ class CpuEngine(CpuPrimitives, Engine):
         row_slots = list_places(slots, layout.merged.shape[mode])
         output = (Fields.of(record_format, [mode]), row_slots, out, partial_rows)
         with layout.step(mode, self, stays=True) as step:
-            if len(out) > layout.count_nonempty_rows(mode):
+            if len(out) > layout.count_nonempty_rows(mode):  # some rows get no products
                 out[...] = 0
             if step.records.shape[0] == 0:
                 return
@@ -192,6 +198,7 @@ class CpuEngine(CpuPrimitives, Engine):
                 output,
                 work_ns=_estimate_ns(layout, step, out),
             )
+            # Carries are numbered by row, the rows of `out` by slot.
             out_rows = carry_rows
             if row_slots.size > 0:
                 slots_of_rows = row_slots[carry_rows].astype(np.int64)
@@ -199,6 +206,7 @@ class CpuEngine(CpuPrimitives, Engine):
             mttkrp.add_partial_rows(out_rows, partial_rows, out)
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
+        """Implement `Engine.gram`: each thread adds the products to a band of rows."""
         columns, ids = coords
         size = diagonal.size
         matrix_values = np.atleast_2d(values.T).T  # (n, K)

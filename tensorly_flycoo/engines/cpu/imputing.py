@@ -38,6 +38,7 @@ class CpuEntries(PieceEntries):
     def add_mttkrp(
         self, columns: Mapping[int, Array], values: Array, mode: int, out: Array
     ) -> None:
+        """Implement `PieceEntries.add_mttkrp`: the entries of each row, in order, by one thread."""
         starts, ids, places = self._orders[mode]
         num_columns = out.shape[1]
         rank = num_columns // values.shape[1]

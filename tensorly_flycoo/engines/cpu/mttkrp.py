@@ -325,7 +325,11 @@ def split_columns(
     column_bits: Any,
     columns: tuple[Array, ...],
 ) -> None:
-    """Split records into three arrays; `column_bits` masks the bits of all other modes."""
+    """Split records into three arrays: whether one begins a column, its row, and its value.
+
+    `column_bits` masks the bits of all other modes: a column begins where one of them differs from
+    that of the record before.
+    """
     records = storage.records
     record_values = storage.values
     value_slot = storage.value_slot
@@ -334,7 +338,7 @@ def split_columns(
     for i in range(np.uint64(first), end):
         _prefetch_place(records, places, i, end)
         place = place_of(places, i)
-        before = place_of(places, i - np.uint64(i > 0))
+        before = place_of(places, i - np.uint64(i > 0))  # the first is compared with itself
         difference = np.uint64(0)
         for w in range(len(column_bits)):
             difference |= (records[place, w] ^ records[before, w]) & column_bits[w]

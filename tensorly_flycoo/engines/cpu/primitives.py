@@ -17,7 +17,7 @@ _PARTS_PER_THREAD = 4
 
 _CACHE_LINE_NBYTES = 64
 
-#: What a loop over nonzeros takes for one, about.
+#: About how long a loop over nonzeros takes for one, in nanoseconds.
 _NONZERO_NS = 5
 
 
@@ -27,6 +27,7 @@ class CpuPrimitives(Primitives):
     def pack(
         self, coords: Array, values: Array, record_format: RecordFormat
     ) -> tuple[Array, bool, bool]:
+        """Implement `Primitives.pack` in one pass, which also checks coords and values."""
         nnz = values.shape[0]
         int_coords = coords.astype(np.int64, copy=False)  # the only type that is compiled
         # Both memory orders are read in place: a sorted `sparse.COO` has F-contiguous coords.
@@ -55,6 +56,7 @@ class CpuPrimitives(Primitives):
         return records, not descends, has_zeros
 
     def sort_by_row(self, mode_rows: ModeRows, target: Array, positions: Array) -> Array | None:
+        """Implement `Primitives.sort_by_row` by a counting sort, if its counters are few."""
         records, record_format, mode, places = mode_rows
         nnz = records.shape[0]
         num_rows = record_format.shape[mode]
@@ -94,6 +96,7 @@ class CpuPrimitives(Primitives):
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
+        """Implement `Primitives.split_by_bucket` by a counting sort, in the results' memory."""
         nnz = positions.shape[0]
         size = positions.dtype.type(bucket_size)
         num_buckets = -(-nnz // bucket_size)
@@ -103,7 +106,7 @@ class CpuPrimitives(Primitives):
         in_order = list_places(None, nnz)
         starts = _start_keys(buckets, in_order, places, num_parts, num_buckets)
         _sort_parts(starts, in_order, buckets, places)
-        np.remainder(places, size, out=buckets)
+        np.remainder(places, size, out=buckets)  # the buckets have been read: reuse their memory
         offsets[positions] = buckets
         stored[...] = places
 
@@ -135,10 +138,11 @@ class CpuPrimitives(Primitives):
     def split_columns(self, mode_rows: ModeRows) -> Entries:
         records, record_format, mode, places = mode_rows
         nnz = records.shape[0]
-        is_first = np.empty(nnz + 1, np.bool_)
-        is_first[nnz] = True
+        is_first = np.empty(nnz + 1, np.bool_)  # whether an entry begins a column
+        is_first[nnz] = True  # ends the last column
         rows = np.empty(nnz, index_dtype(record_format.shape[mode], smallest="int32"))
         values = np.empty(nnz)
+        # A column is one index in each of the other modes: compare the bits of those.
         column_modes = (n for n in range(record_format.ndim) if n != mode)
         column_bits = tuple(map(np.uint64, record_format.mask_words(column_modes)))
         threads.launch(

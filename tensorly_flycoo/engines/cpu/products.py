@@ -97,10 +97,11 @@ def _multiply_blocks(
     exact_lanes: Any,
     lanes: Any,
 ) -> None:
-    """Compute ``right = rows @ matrix`` and ``left.T @ right`` of some blocks of rows.
+    """Compute ``right = rows @ matrix`` and add ``left.T @ right`` to `sums`, for blocks of rows.
 
-    The first in float64, unless the matrix is empty; the second is added to `sums`, which may have
-    one row more for the sums of the columns of ``rows * right``, or none.
+    An empty matrix leaves `right` as it is; else `right` is computed in float64. A block of `sums`
+    has a row for each column of `left`; it may have one more, for the sums of the columns of
+    ``rows * right``, or none at all.
     """
     num_columns = right.shape[1]
     one = right.dtype.type(1)
@@ -167,12 +168,15 @@ def _combine(
 def contract_rows(
     rows: Array, factors: Group, bits: Sequence[int], out: Array, weights: Array | None = None
 ) -> None:
-    """See `Engine.contract_rows`."""
+    """Implement `Engine.contract_rows`: merge the factors before and after the mode, then contract.
+
+    A row's number has the bits of the modes before, of the mode, and of the modes after it.
+    """
     (place,) = [n for n, factor in enumerate(factors) if factor is None]
     before: Any = factors[:place]
     after: Any = factors[place + 1 :]
     outer = inner = np.ones((1, out.shape[1]), out.dtype)
-    outer_bits = 0  # below the index of `outer` in the number of a row
+    outer_bits = 0  # bits below those of the modes before
     if before:
         outer_bits = bits[place - 1]
         outer = combine_rows(before, [b - outer_bits for b in bits[:place]])
@@ -192,13 +196,16 @@ def _contract(
 ) -> None:
     """Compute ``out[i] = sum over a and b of rows[a, i, b] * outer[a] * inner[b]``.
 
-    In the number of the row (a, i, b), `bits` are those below a and below i.
+    `arrays` are rows, outer and inner. Row (a, i, b) of `rows` has the number
+    ``(a << bits[0]) + (i << bits[1]) + b``. This thread computes rows `first` to `last` of `out`.
     """
     _, outer, inner = arrays
     total = new_row_of_zeros(out.dtype.type(0), lanes)
     one = out.dtype.type(1)
     for i in range(np.uint64(first), np.uint64(last)):
         for step in range(0, out.shape[1], len(lanes)):
+            # The last step may overlap the one before, to compute as many columns as there are
+            # lanes: columns in both get the same bits twice.
             column = np.uint64(min(step, out.shape[1] - len(lanes)))
             fill_row(total, 0.0, lanes)
             for a in range(np.uint64(outer.shape[0])):

@@ -233,7 +233,7 @@ def _compute_tile(
         indices = read_rows(records, position, fields)
         value = values[position, value_slot]
         # The products, and the model's value: the sum of their products with the row of `factor`.
-        fill_row(sums, -0.0, lanes)  # to which the first addition is left out: it changes no number
+        fill_row(sums, -0.0, lanes)  # unlike 0.0, -0.0 + x is x for all x: compilers drop the sum
         for step in range(num_steps):
             start = step * len(lanes)
             first_column = _find_column(scratch, start, last_column)

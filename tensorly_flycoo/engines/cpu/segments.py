@@ -106,7 +106,7 @@ def mttkrp_segments(
     storage: Storage,
     operands: mttkrp.Operands,
 ) -> None:
-    """Compute some windows of MTTKRP."""
+    """Compute the MTTKRP of windows `first_window` to `last_window` - 1."""
     places, starts, window_tiles = segments
     records, values, value_slot, _, _, _, _ = storage
     fields, factors, out_field, out, partial_rows, lanes = operands
@@ -120,7 +120,8 @@ def mttkrp_segments(
             for s in range(np.uint64(starts[window]), np.uint64(starts[window + 1])):
                 first = np.uint64(places[s, 0])
                 last = np.uint64(places[s, 1])
-                # That segment may be shorter: to prefetch what follows it does no harm.
+                # Prefetch the segment after the next one, place by place. If it is shorter than
+                # this one, the records behind it are prefetched too, which does no harm.
                 later = places[min(s + np.uint64(2), np.uint64(len(places) - 1)), 0]
                 ahead = np.uint64(later) - first
                 tile = first // tile_size
@@ -134,7 +135,7 @@ def mttkrp_segments(
                 before = first - np.uint64(1)
                 # Go on with the sum if an earlier segment of this tile began the row.
                 if first % tile_size > 0 and read_row(records, before, out_field) == row:
-                    fill_row(total, -0.0, lanes)  # changes nothing that is added to it
+                    fill_row(total, -0.0, lanes)  # unlike 0.0, -0.0 + x is x for all x
                     sums = advance(point_at_row(target, target_row), column)
                     add_multiple(total, one, sums, lanes)
                 for place in range(first, last):

@@ -284,7 +284,11 @@ def _drive(helpers: Array, num_helpers: int, job: Array, *arguments: Any) -> Non
 
 @functools.cache
 def _make_driver(loop: Any) -> Any:
-    """Compile `_drive` for a loop; cached on disk where, and as long as, the loop is."""
+    """Compile `_drive` for a loop.
+
+    numba finds a function's cache by its file, line and name: give the driver those of the loop, so
+    that the caches of both lie together, and are out of date together.
+    """
     loop_code = loop.py_func.__code__
     code = _drive.__code__.replace(
         co_filename=loop_code.co_filename,

@@ -109,7 +109,11 @@ def _add_outer_product(total: Array, prefixes: Array, row: Any, width: Any, lane
 
 @subroutine
 def _store_total(total: Array, width: Any, num_columns: Any, target: Array, row: Any) -> None:
-    """Write `total` without padding to a row of `target`, and clear `total`."""
+    """Write `total` without padding to a row of `target`, and clear `total`.
+
+    `total` is one row of blocks of `width` columns, a block per prefix; the first `num_columns` of
+    a block are data, the others padding.
+    """
     for p in range(np.uint64(total.shape[1]) // width):
         for column in range(width):
             if column < num_columns:

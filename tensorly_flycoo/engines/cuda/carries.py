@@ -84,7 +84,7 @@ def add_carries(carries: Carries, out: Array) -> None:
     kernel = launch.get_direct_kernel(
         "partial_rows.cu",
         "add_partial_rows",
-        "qiQi4Q",
+        "qiQi4Q",  # the arguments' types, as of `struct`: from `size` to `segment_sums`
         memory.device_id,  # this GPU; another one may have lent `out`
         VALUE=out.dtype,
         NUM_WARPS=num_warps,

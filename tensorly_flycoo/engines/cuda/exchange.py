@@ -49,7 +49,7 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
 
 
 def _count_words(array: Array) -> tuple[int, int, int]:
-    """Return an array's words of 4 bytes, those of a row, and those from row to row."""
+    """Count words of 4 bytes: of an array, of a row, and from the start of a row to the next."""
     num_words = array.nbytes // 4
     if array.flags.c_contiguous:  # as a single row, whatever its shape
         return num_words, num_words, num_words

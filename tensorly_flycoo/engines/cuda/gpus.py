@@ -119,9 +119,9 @@ class CudaDevices(Devices):
 
     @contextlib.contextmanager
     def _order_work(self, users: Sequence[int], owners: Sequence[int]) -> Iterator[None]:
-        """Let GPUs use memory that others own, in what a `with` block launches on them.
+        """Let the kernels that a block launches on `users` use memory of `owners`.
 
-        This work waits for earlier work of the owners, and their later work waits for it.
+        They wait for earlier work of the owners, and later work of the owners waits for them.
         """
         try:
             self._wait(users, owners)

@@ -25,14 +25,14 @@ _NO_ID = np.dtype(np.uint32)
 
 
 class Ratios(enum.IntEnum):
-    """`RatioKind` in `ratios.cuh`: what MTTKRP does with the values of a model."""
+    """`RatioKind` in `ratios.cuh`: how MTTKRP uses the values of a model."""
 
     NONE, DIVIDE, DIVIDE_AND_LOG, MULTIPLY = range(4)
 
 
 @dataclass(frozen=True)
 class IdBits:
-    """The bits of an id: a number for some, and the others in one number with those of other ids.
+    """How ids are stored: low bits as a number each, high bits of several ids in one number.
 
     Packed ids are stored in the order in which threads read them, as `ids.cuh` says; others are in
     their own order, and have no high bits.

@@ -329,7 +329,7 @@ class CudaPrimitives(Primitives):
         # Integers: their sums do not depend on the order of additions. With few rows, threads
         # would wait for each other to add; so each adds to one of several copies.
         num_copies = min(max(1, tuning.NUM_SQUARE_SUMS // num_rows), tuning.MAX_SQUARE_COPIES)
-        parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)
+        parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)  # by sign, high and low word
         launch_on_unfolding(
             "sum_single_squares",
             entries.values.size,
@@ -354,15 +354,24 @@ class CudaPrimitives(Primitives):
         num_blocks = -(-nnz // tuning.ROWS_PER_BLOCK)
         starts = cupy.empty((num_blocks, 2), np.int64)
 
-        def visit(num_shared: int, *targets: Array | None) -> None:
-            """Launch the kernel: without `coords` among its targets it counts, else it lists."""
+        def visit(
+            num_shared: int,
+            is_free: Array | None,
+            slots: Array | None,
+            coords: Array | None,
+            shared_values: Array | None,
+        ) -> None:
+            """Launch the kernel: without `coords` it counts, and marks `is_free`; else it lists."""
             arguments = (
                 np.int64(nnz),
                 *entries,
                 np.float64(scale),
                 starts,
                 np.int64(num_shared),
-                *targets,
+                is_free,
+                slots,
+                coords,
+                shared_values,
             )
             if num_blocks > 0:
                 launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)

@@ -143,7 +143,7 @@ class NcclLink:
             )
 
     def close(self) -> None:
-        """Disconnect the GPUs soon, whatever they do."""
+        """Ask for the GPUs to be disconnected, and return at once."""
         self._is_closing.set()
 
     def exchange(

@@ -221,10 +221,10 @@ def make_columns(record_format: RecordFormat, mode: int) -> np.ndarray:
 
 
 def row_pitch(array: Array) -> int:
-    """Return the bytes from a row to the next; those of a single row, whose stride may be any."""
+    """Return the bytes from a row to the next."""
     if array.shape[0] > 1:
         return array.strides[0]
-    return array.shape[1] * array.itemsize
+    return array.shape[1] * array.itemsize  # the stride of a single row is arbitrary
 
 
 def _as_bytes(struct: np.ndarray) -> np.ndarray:

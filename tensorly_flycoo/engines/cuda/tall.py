@@ -215,13 +215,16 @@ def _list_members(grams: Sequence[BlockSums], scales: Sequence[Scale]) -> list[i
 
 
 def invert_products(grams: Sequence[Array], dtype: np.dtype) -> Array:
-    """Invert the elementwise products of float64 stacks (n, R, R), as singular as in a dtype."""
+    """Invert the elementwise products of float64 stacks (n, R, R).
+
+    A product counts as singular if it is so to the rounding of `dtype`.
+    """
     inverses = cupy.empty(grams[0].shape)
     num_products, rank, _ = inverses.shape
     stacks = [BlockSums(gram.data, gram.data.ptr, (1, rank, rank)) for gram in grams]
     kernel, block_size = _get_product_kernel("invert", rank, dtype, inverses.data.device_id)
     members = _list_members(stacks, [])
-    # The last argument is no address: nobody reads the products themselves.
+    # The last argument, where the kernel would write the products, is null: nobody reads them.
     kernel((num_products, 1), block_size, *members, rank, inverses.data.ptr, 0)
     return inverses
 
