@@ -135,6 +135,7 @@ def generalized_parafac(
     >>> bool(abs(model.sum() - counts.sum()) < 1e-6)
     True
     """
+    # Check the options.
     chosen = find_loss(loss)
     x = as_flycoo(tensor, check_coords=True)
     method = _choose_method(method, chosen, samples)
@@ -142,13 +143,20 @@ def generalized_parafac(
     num_components = find_cp_rank(x, rank)
     random = tl.check_random_state(random_state)
 
-    # Adam looks at single entries.
-    missing = None if mask is None else find_missing(tensor, mask, lists=method == "adam")
+    # Take the data.
+    missing = None
+    if mask is not None:
+        is_listed = method == "adam"  # which looks at single entries
+        missing = find_missing(tensor, mask, lists=is_listed)
     data = ObservedData(x, missing)
     check_data(chosen, data.tensor)
 
+    # Begin.
+    digested = data.tensor
+    if isinstance(init, Resumed):
+        digested = x  # a checkpoint has the digest of the tensor as it was given
     model = start(
-        x if isinstance(init, Resumed) else data.tensor,
+        digested,
         None,
         num_components,
         init,
@@ -167,6 +175,7 @@ def generalized_parafac(
         return cp_tensor
     model.weights = None  # those of a guess are in its factors, those of a checkpoint are ones
 
+    # Iterate.
     sweep: Sweep
     stop: Stop
     if method == "mu":

@@ -48,7 +48,9 @@ class Method:
     @property
     def error_name(self) -> str:
         """Name of what `return_errors` adds: "loss" if that is an option, else "error"."""
-        return "loss" if "loss" in self.defaults else "error"
+        if "loss" in self.defaults:
+            return "loss"
+        return "error"
 
     def find_loss(self, options: Mapping[str, Any]) -> Any:
         """Return the loss that these options choose."""
@@ -68,7 +70,8 @@ class Method:
         if not is_possible or options.get("mask") is not None or np.any(options.get("smoothness")):
             return dict(options)
         has_steps = one_by_one and self.runs_together and not options.get("orthogonalise")
-        return {"linesearch": AUTO if has_steps else NESTEROV} | dict(options)
+        linesearch = AUTO if has_steps else NESTEROV
+        return {"linesearch": linesearch} | dict(options)  # what options say stays
 
 
 #: All decompositions by name.

@@ -91,7 +91,8 @@ class Index:
         """Write the index as JSON, with a format, a version and a digest."""
         facts = {"format": SLABS.format, "version": SLABS.version, **asdict(self)}
         with replace_file(folder / _INDEX_NAME) as file:
-            file.write(json.dumps(facts | {"digest": digest(facts)}, indent=1).encode())
+            text = json.dumps(facts | {"digest": digest(facts)}, indent=1)
+            file.write(text.encode())
 
     @classmethod
     def read(cls, folder: Path) -> "Index":
