@@ -255,13 +255,17 @@ def _take_weights(data: CoupledBlocks, rank: int, init: CoupledCP) -> Array:
     if len(weights) != len(data.blocks):
         raise ValueError(f"init has models of {len(weights)} blocks, expected {len(data.blocks)}")
     modes = [tuple(block.names) for block in data.blocks]
-    if init.blocks and [*map(tuple, init.blocks)] != modes:
+    modes_of_init = [tuple(names) for names in init.blocks]
+    if modes_of_init and modes_of_init != modes:
         raise ValueError(f"init has the blocks {init.blocks}, expected {modes}, in this sequence")
     engine = select_engine(data.device)
     for of_block in weights:
         check_weights(of_block, rank, data.dtype, engine.array_type)
-    pairs = zip(weights, data.blocks, strict=True)
-    return engine.xp.stack([w / data.dtype.type(block.power) for w, block in pairs])
+    # Values were divided by powers of two.
+    divided = []
+    for of_block, block in zip(weights, data.blocks, strict=True):
+        divided.append(of_block / data.dtype.type(block.power))
+    return engine.xp.stack(divided)
 
 
 def _match_rows(name: Any, factor: Array, init: CoupledCP, data: CoupledBlocks) -> Array:
@@ -437,8 +441,8 @@ class CoupledSweep(Sweep):
                 if self._last[b] == mode:
                     inner[b] = _inner_products(product, factors[mode])
         for b, block in enumerate(self._blocks):
-            # Weights that no factor can take up, since the block shares all of its modes.
-            if all(len(self._uses[n]) > 1 for n in block.modes):
+            shares_all_modes = all(len(self._uses[n]) > 1 for n in block.modes)
+            if shares_all_modes:  # so no factor can take up its weights
                 is_constrained = self._constrained.issuperset(block.modes)
                 weights[b] = self._solve_weights(b, grams, inner[b], weights[b], is_constrained)
         self.model.weights = weights.astype(self._data.dtype)

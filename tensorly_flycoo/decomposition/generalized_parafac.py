@@ -165,10 +165,8 @@ def generalized_parafac(
         solver="generalized_parafac",
         non_negative=chosen.lower_bound >= 0,
     )
-    for_loss = f" for loss={chosen.name!r}"
-    for n, factor in enumerate(model.factors):
-        check_least(factor, f"factors[{n}] of init", chosen.lower_bound, for_loss)
-    if not modes:
+    _check_bound(model, chosen)
+    if not modes:  # the start alone
         cp_tensor = make_cp_tensor(model.weights, model.factors)
         if return_errors:
             return cp_tensor, []
@@ -187,6 +185,7 @@ def generalized_parafac(
         seed = int(random.randint(2**31))
         adam = Adam(chosen, data, model, modes, samples, seed, find_state(init))
         sweep = adam
+        # An epoch that is undone repeats the loss of the one before.
         stop = AnyOf(GivesUp(adam.has_failed), Settled(tol, skips_repeats=True))
     return Run(
         sweep=sweep,
@@ -196,6 +195,13 @@ def generalized_parafac(
         callback=callback,
         return_errors=return_errors,
     ).iterate()
+
+
+def _check_bound(model: RunModel, loss: Loss) -> None:
+    """Refuse a start with elements below the least that the loss allows."""
+    for_loss = f" for loss={loss.name!r}"
+    for n, factor in enumerate(model.factors):
+        check_least(factor, f"factors[{n}] of init", loss.lower_bound, for_loss)
 
 
 def _begin_updates(

@@ -66,8 +66,9 @@ class Method:
         Runs that are iterated one by one get Gauss-Newton steps too, where there are some.
         """
         is_possible = self.has_momentum and is_sparse(x)
-        # Runs with a mask go together without; momentum does not see what smoothness penalises.
-        if not is_possible or options.get("mask") is not None or np.any(options.get("smoothness")):
+        has_mask = options.get("mask") is not None  # such runs go together without momentum
+        is_smooth = np.any(options.get("smoothness"))  # momentum does not see this penalty
+        if not is_possible or has_mask or is_smooth:
             return dict(options)
         has_steps = one_by_one and self.runs_together and not options.get("orthogonalise")
         linesearch = AUTO if has_steps else NESTEROV

@@ -184,9 +184,7 @@ def observed_parafac(
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if x.nnz == 0:
         raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
-    is_open = isinstance(l2_reg, str) and l2_reg == "validation"
-    if not is_open:
-        check_positive(l2_reg, "l2_reg")
+    ridge = _read_ridge(l2_reg)
     if non_negative and (biases or cg_steps):
         raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
     check_real(unobserved, "unobserved", 0)
@@ -194,7 +192,7 @@ def observed_parafac(
         raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
     num_steps = _choose_num_steps(cg_steps, unobserved, non_negative)
 
-    # Take the data, and begin: with a guess and a ridge, or from a checkpoint.
+    # Take the data.
     entries = weigh_entries(x, confidence, unobserved)
     held_out = None if validation is None else read_entries(validation, x, "validation")
     problem = Problem(
@@ -207,9 +205,8 @@ def observed_parafac(
         non_negative=non_negative,
         num_steps=num_steps,
     )
-    ridge = None  # to be chosen
-    if not is_open:
-        ridge = float(l2_reg)
+
+    # Begin with a guess and a ridge, or from a checkpoint.
     if isinstance(init, Resumed):
         beginning = _resume(problem, held_out, ridge, init)
     else:
@@ -248,6 +245,14 @@ def observed_parafac(
         least = sweep.least
     _warn_of_mean(least, beginning.error_of_mean, ridge)
     return result
+
+
+def _read_ridge(l2_reg: Any) -> float | None:
+    """Return the user's ridge; None if it is to be chosen by validation."""
+    if isinstance(l2_reg, str) and l2_reg == "validation":
+        return None
+    check_positive(l2_reg, "l2_reg")
+    return float(l2_reg)
 
 
 def _choose_num_steps(cg_steps: int | None, unobserved: float, non_negative: bool) -> int:

@@ -154,8 +154,9 @@ def _read_facts(header: Header) -> tuple[list[float], str, str]:
     solver = header.get("solver", "")
     digest = header.get("digest", "")
     are_texts = type(solver) is str and type(digest) is str
-    are_errors = isinstance(errors, list) and len(errors) > 0
-    if not (are_texts and are_errors and {type(error) for error in errors} <= {int, float}):
+    has_errors = isinstance(errors, list) and len(errors) > 0
+    are_numbers = has_errors and {type(error) for error in errors} <= {int, float}
+    if not (are_texts and are_numbers):
         raise ValueError("its header does not have errors, as numbers, a solver and a digest")
     return [float(error) for error in errors], solver, digest
 

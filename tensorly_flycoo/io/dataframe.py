@@ -170,10 +170,10 @@ def from_dataframe(
     unknown: Unknown = None
     if row_rule == "unknown":
         unknown = "all"
-    elif blocks:
+    elif blocks:  # before rows of zeros are dropped: their cells are known
         unknown = _mask_blocks(coords, shape, modes, blocks, given_labels)
 
-    # The values, one for each cell where rows have to be merged here.
+    # From rows to cells.
     if numbers is not None and zeros == "drop" and not numbers.all():
         is_nonzero = numbers != 0
         coords = coords[:, is_nonzero]
@@ -187,7 +187,6 @@ def from_dataframe(
         refuse_zeros(numbers, values, ', missing="unknown" if they are unknown')
     elif zeros == "keep":
         numbers = keep_zeros(numbers)
-
     tensor = FlycooTensor(coords, numbers, shape, **options)
     if has_values and aggregate is None:
         if tensor.nnz < coords.shape[1]:  # it has added some: count the cells of these
@@ -304,8 +303,10 @@ def _check_missing(
 
 def _warn_of_many_labels(mode_labels: Mapping[str, np.ndarray], num_rows: int) -> None:
     """Log which modes have nearly as many labels as the table has rows."""
+    if num_rows < _MANY_ROWS:
+        return
     for name, entries in mode_labels.items():
-        if 2 * entries.size > num_rows >= _MANY_ROWS:
+        if 2 * entries.size > num_rows:
             advice = "leave rare labels out, bin numbers (pandas.cut), or parse dates that are text"
             if entries.dtype.kind in "mM":
                 advice = f"round times (--modes {name}:day, or .dt.floor('D') in pandas)"

@@ -117,12 +117,14 @@ class Index:
         """Refuse facts that cannot be true, but for those that have been checked alone."""
         check_choice(self.layout, "layout", _FILE_LAYOUTS)
         starts = [entry.start for entry in self.entries]
-        edges = [0, *(entry.stop for entry in self.entries)]
+        stops = [entry.stop for entry in self.entries]
+        edges = [0, *stops]
         is_growing = edges == sorted(set(edges))
-        if edges[:-1] != starts or not is_growing or edges[-1] != max(self.shape):
+        if starts != edges[:-1] or not is_growing or edges[-1] != max(self.shape):
             raise ValueError("the rows of slabs do not follow each other")
-        if not all(type(number) is int for entry in self.entries for number in entry[:3]):
-            raise ValueError("rows and sizes are not integers")
+        for start, stop, nbytes, _ in self.entries:
+            if not {type(start), type(stop), type(nbytes)} <= {int}:
+                raise ValueError("rows and sizes are not integers")
         check_choice(self.dtype, "dtype", tuple(VALUE_DTYPES))
         if type(self.num_slabs) is not int or not len(self.entries) <= self.num_slabs:
             raise ValueError(f"num_slabs is {self.num_slabs!r}, for {len(self.entries)} files")
@@ -529,10 +531,15 @@ def _check_slab(
     reader: ArrayReader, record_format: RecordFormat, index: Index, entry: Entry
 ) -> None:
     """Refuse the file of a slab that is not of the tensor that the index describes."""
+    slab_shape = find_slab_shape(index.shape, entry.stop - entry.start)
+    # A slab may number prefixes of its own, as a first group; the others are those of the index.
     num_numbered = record_format.num_numbered
+    other_groups = record_format.groups
+    if num_numbered > 0:
+        other_groups = other_groups[1:]
     is_right = (
-        record_format.shape == find_slab_shape(index.shape, entry.stop - entry.start)
-        and record_format.groups[num_numbered > 0 :] == list_rest(index.groups, num_numbered)
+        record_format.shape == slab_shape
+        and other_groups == list_rest(index.groups, num_numbered)
         and reader.header["dtype"] == index.dtype
         and reader.header["layout"] == index.layout
     )

@@ -329,10 +329,9 @@ class _Imputation:
         lengths = xp.where(is_bent, lengths.clip(1, _MAX_LENGTH), 1)
         row_lengths = lengths[:, None]
         value_lengths = lengths[self._slices].astype(data.dtype)
-        return _State(
-            state.rows + 2 * row_lengths * row_changes + row_lengths**2 * row_bends,
-            state.values + 2 * value_lengths * value_changes + value_lengths**2 * value_bends,
-        )
+        rows = state.rows + 2 * row_lengths * row_changes + row_lengths**2 * row_bends
+        values = state.values + 2 * value_lengths * value_changes + value_lengths**2 * value_bends
+        return _State(rows, values)
 
     def _measure(self, state: _State) -> Array:
         """Compute the squared error of each slice at its known entries, but for a constant."""

@@ -117,7 +117,9 @@ class RowShards(NDArrayOperatorsMixin):
         self.memo = memo or Memo()
         num_rows = sharding.edges[-1]
         rank = self.blocks[0].shape[1]
-        self.shape: tuple[int, int] = (rank, num_rows) if is_transposed else (num_rows, rank)
+        self.shape: tuple[int, int] = (num_rows, rank)
+        if is_transposed:
+            self.shape = (rank, num_rows)
         self.dtype: np.dtype = self.blocks[0].dtype
 
     @classmethod
@@ -131,7 +133,9 @@ class RowShards(NDArrayOperatorsMixin):
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
         matrix = self.sharding.devices.fetch(self.blocks)
-        return matrix.T if self.is_transposed else matrix
+        if self.is_transposed:
+            return matrix.T
+        return matrix
 
     @property
     def T(self) -> RowShards:
@@ -183,7 +187,9 @@ class RowShards(NDArrayOperatorsMixin):
         if is_number:
             return [operand] * len(self.blocks)
         if operand.shape == self.shape:
-            return self.sharding.cut(operand.T if self.is_transposed else operand)
+            if self.is_transposed:
+                operand = operand.T
+            return self.sharding.cut(operand)
         if operand.ndim == 0:
             return self._bring(operand)
         return self._bring(self._as_row(operand))
@@ -300,8 +306,9 @@ class RowShards(NDArrayOperatorsMixin):
     def sum(self, axis: int | None = None) -> Array:
         """Sum over the rows, or everything, in float64; return the dtype of the matrix."""
         _check_rows(self, axis, "sum")
-        is_real = self.dtype.kind == "f"  # else booleans, which are counted
-        dtype = self.dtype if is_real else np.dtype(np.int64)
+        dtype = self.dtype
+        if dtype.kind != "f":  # booleans, which are counted
+            dtype = np.dtype(np.int64)
         sums = self.reduce(tall.sum_columns)
         if axis is None:
             sums = sums.sum()
@@ -400,7 +407,9 @@ def _multiply_blocks(x: RowShards) -> Sequence[Array]:
     """Return the Gram matrix of each block, in float64, on its device; computed once."""
     if not x.memo.products:
         multiply = tall.transposed_product
-        x.memo.products = x.apply(lambda b: multiply(b, b).astype(np.float64, copy=False))
+        x.memo.products = x.apply(
+            lambda block: multiply(block, block).astype(np.float64, copy=False)
+        )
     return x.memo.products
 
 
@@ -493,7 +502,9 @@ def _find_extreme(
         return function(block, axis=0)
 
     extremes = x.reduce(find, add=of_two).astype(x.dtype)
-    return function(extremes) if axis is None else extremes
+    if axis is None:
+        return function(extremes)
+    return extremes
 
 
 def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:
