@@ -487,8 +487,9 @@ class CoupledSweep(Sweep):
         for rows, blocks in self._groups[mode]:
             gram: Array = ridge
             for b in blocks:
-                others = multiply_all([grams[n][b] for n in self._blocks[b].modes if n != mode])
-                gram = gram + scales[b][:, None] * others * weights[b]
+                fixed_modes = [n for n in self._blocks[b].modes if n != mode]
+                product = multiply_all([grams[n][b] for n in fixed_modes])
+                gram = gram + scales[b][:, None] * product * weights[b]
             solved[rows] = _solve(gram, target[rows], start[rows], mode in self._constrained)
         return solved
 

@@ -379,8 +379,8 @@ class NonNegativeTucker(Sweep):
 
     def _project(self, mode: int) -> tuple[Array, Array | slice]:
         """Return the rows of a mode's TTMc that are not zero, and their numbers."""
-        others = {n: factor for n, factor in enumerate(self.model.factors) if n != mode}
-        return multiply_nonempty_rows(self._filled, mode, others)
+        fixed = {n: factor for n, factor in enumerate(self.model.factors) if n != mode}
+        return multiply_nonempty_rows(self._filled, mode, fixed)
 
     def _contract(self, rows: Array, numbers: Array | slice) -> Array:
         """Return the tensor times all factors, from the TTMc of the last mode."""

@@ -348,10 +348,10 @@ def _write_held_slabs(folder: Path, layout: SlabLayout, wanted: list[Any]) -> In
     They write them as they are: `wanted` are the number of slabs, the dtype and the layout.
     """
     record_format = layout.record_format
-    held = [layout.num_slabs, record_format.dtype.name, layout.name]
-    if wanted != held:
+    present = [layout.num_slabs, record_format.dtype.name, layout.name]
+    if wanted != present:
         raise ValueError(
-            f"slabs, dtype and layout are {wanted}, but {held} on the workers, which write "
+            f"slabs, dtype and layout are {wanted}, but {present} on the workers, which write "
             "slabs as they are: load the tensor with those that are wanted"
         )
     run = layout.devices.run
