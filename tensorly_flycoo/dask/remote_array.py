@@ -154,8 +154,7 @@ class Replicated(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         # ``x *= y`` makes another array.
-        is_in_place = set(options) == {"out"} and all(out is inputs[0] for out in options["out"])
-        if is_in_place:
+        if row_shards.is_in_place(inputs, options):
             options = {}
         if ufunc.signature is not None or method != "__call__" or options:
             plain = [np.asarray(x) if isinstance(x, Replicated) else x for x in inputs]

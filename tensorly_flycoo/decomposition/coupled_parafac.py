@@ -487,11 +487,14 @@ class CoupledSweep(Sweep):
         for rows, blocks in self._groups[mode]:
             gram: Array = ridge
             for b in blocks:
-                fixed_modes = [n for n in self._blocks[b].modes if n != mode]
-                product = multiply_all([grams[n][b] for n in fixed_modes])
+                product = self._combine_grams(grams, b, skip=mode)
                 gram = gram + scales[b][:, None] * product * weights[b]
             solved[rows] = _solve(gram, target[rows], start[rows], mode in self._constrained)
         return solved
+
+    def _combine_grams(self, grams: list[ModeGrams], b: int, skip: int | None = None) -> Array:
+        """Multiply the Gram matrices of a block's modes, but for one, element by element."""
+        return multiply_all([grams[n][b] for n in self._blocks[b].modes if n != skip])
 
     def _solve_first_weights(self, b: int, grams: list[ModeGrams], inner: Array) -> Array:
         """Return the weights of a block that minimise, not negative if one of its factors is not.
@@ -512,7 +515,7 @@ class CoupledSweep(Sweep):
         is_constrained: bool,
     ) -> Array:
         """Return the weights of a block that minimise, with its factors as they are."""
-        gram = multiply_all([grams[n][b] for n in self._blocks[b].modes])
+        gram = self._combine_grams(grams, b)
         gram = gram + self._l2_reg * array_module(gram).eye(len(gram))
         return _solve(gram, inner[None], start[None], is_constrained)[0]
 
@@ -529,7 +532,7 @@ class CoupledSweep(Sweep):
             move(sum_columns(factor.astype(np.float64) ** 2), np) for factor in self.model.factors
         ]
         for b, block in enumerate(self._blocks):
-            gram = move(multiply_all([grams[n][b] for n in block.modes]), np)
+            gram = move(self._combine_grams(grams, b), np)
             weights = move(self.model.weights[b], np).astype(np.float64)
             inner = float(weights @ move(inner_products[b], np))
             model_square = float(weights @ gram @ weights)

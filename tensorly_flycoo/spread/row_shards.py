@@ -7,7 +7,7 @@ along the tree of `format.tree`; the small results are plain arrays on the first
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, pairwise
@@ -221,8 +221,7 @@ class RowShards(NDArrayOperatorsMixin):
         if ufunc is np.matmul and method == "__call__" and not options:
             return dot(*inputs)
         # ``x += y`` makes another matrix, as for any immutable object.
-        is_in_place = set(options) == {"out"} and all(out is inputs[0] for out in options["out"])
-        if is_in_place:
+        if is_in_place(inputs, options):
             options = {}
         if ufunc not in _UFUNCS or method != "__call__" or options:
             name = f"numpy.{ufunc.__name__}"
@@ -321,6 +320,13 @@ class RowShards(NDArrayOperatorsMixin):
         if name.startswith("__"):
             raise AttributeError(name)
         refuse(name, AttributeError)
+
+
+def is_in_place(inputs: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Return whether a ufunc is called as ``x += y`` calls it: its first input is to be written."""
+    if set(options) != {"out"}:
+        return False
+    return all(out is inputs[0] for out in options["out"])
 
 
 def gather_each(
