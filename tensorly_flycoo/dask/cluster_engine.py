@@ -74,14 +74,19 @@ class WorkerDevices(Devices):
         if not there:  # so that nobody waits for the workers
             return list(arrays)
         fetched = iter(self.cluster.fetch(there))
-        return [next(fetched) if isinstance(x, RemoteObject) else x for x in arrays]
+        collected = []
+        for array in arrays:
+            if isinstance(array, RemoteObject):
+                array = next(fetched)
+            collected.append(array)
+        return collected
 
     def replicate(self, arrays: Sequence[Any], function: Callable[..., Array]) -> Replicated:
         """Implement `Devices.replicate`: each worker sends its own arrays to all others."""
         dtype = function(*(np.empty(0, x.dtype) for x in arrays)).dtype
         workers = self.cluster.workers
-        transfers = [(x, worker) for worker in workers for x in arrays]
-        sent = iter(send_all(self.cluster, transfers))  # in the sequence of the transfers
+        wanted = [(array, worker) for worker in workers for array in arrays]
+        sent = iter(send_all(self.cluster, wanted))
         args_of_workers = {worker: [next(sent) for _ in arrays] for worker in workers}
         return Replicated(function, args_of_workers, arrays[0].shape, dtype)
 

@@ -15,6 +15,7 @@ from ..engines.protocol import Engine
 from ..format.groups import find_groups, find_longest_mode
 from ..format.packing import Groups, RecordFormat
 from ..io.entries import find_places
+from ..io.parts import find_least_shape
 from ..spread.building import SlabBuilder, arrange_slab, count_in_blocks, sort_bucket, split_records
 from ..spread.memory import TensorSizes, choose_common
 from ..spread.row_shards import RowShards
@@ -78,8 +79,18 @@ class ClusterLayout(SpreadLayout):
 
 def fetch_layouts(cluster: Cluster, slabs: Sequence[RemoteObject]) -> list[RemoteLayout]:
     """Wait until slabs are made; return their layouts."""
-    facts = cluster.fetch([cluster.run(x.worker, describe_slab, x)[0] for x in slabs])
+    facts = _fetch_of_each(cluster, describe_slab, slabs)
     return list(map(RemoteLayout, slabs, facts))
+
+
+def _fetch_of_each(
+    cluster: Cluster, function: Callable[[Any], Any], objects: Sequence[RemoteObject]
+) -> list[Any]:
+    """Call a function of each object where that is; return the results, all fetched at once."""
+    results = []
+    for remote in objects:
+        results += cluster.run(remote.worker, function, remote)
+    return cluster.fetch(results)
 
 
 def make_layout(
@@ -234,9 +245,9 @@ class ClusterBuilder(SlabBuilder):
         cluster = self.cluster
         sizes = TensorSizes(self._nnz, self._shape, self._dtype, self.record_format.groups)
         get_cut = operator.itemgetter(1)  # of `order`'s result
-        cuts = cluster.fetch([cluster.run(x.worker, get_cut, x)[0] for x in ordered])
-        names = cluster.run(cluster.workers[0], choose_common, ENGINE, self._layout, sizes, cuts)
-        (name,) = cluster.fetch(names)
+        cuts = _fetch_of_each(cluster, get_cut, ordered)
+        there = cluster.run(cluster.workers[0], choose_common, ENGINE, self._layout, sizes, cuts)
+        (name,) = cluster.fetch(there)
         return name
 
     def count_rows(self) -> np.ndarray:
@@ -282,7 +293,7 @@ class ClusterBuilder(SlabBuilder):
 def keep_nonzeros(site: Site, number: int, nonzeros: tuple[Array, Array]) -> None:
     """Take coords (ndim, n) and values (n,) as a partition."""
     coords, values = (move(array, np) for array in nonzeros)
-    shape = tuple(int(indices.max(initial=0)) + 1 for indices in coords)
+    shape = find_least_shape(coords)
     site.partitions[number] = Partition(coords.astype(np.uint32), values, shape, None)
 
 

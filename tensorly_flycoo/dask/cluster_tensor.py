@@ -112,7 +112,10 @@ class SlabSource:
         index = self.index
         missing = sorted(homes.keys() - kept.keys())
         cluster.report(f"loading {len(missing)} slabs on {len(workers)} workers")
-        loaded = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
+        loaded = []
+        for number in missing:
+            (layout,) = cluster.run(workers[homes[number]], self.load, SITE, number)
+            loaded.append(layout)
         slabs = kept | dict(zip(missing, fetch_layouts(cluster, loaded), strict=True))
         rows = [range(entry.start, entry.stop) for entry in index.entries]
         record_format = find_format(cluster, index.shape, np.dtype(index.dtype), index.groups)

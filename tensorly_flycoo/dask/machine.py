@@ -253,10 +253,11 @@ class Machine:
 
     def _explain_memory(self, error: MemoryError) -> MemoryError:
         """Say how much memory the tensor takes here, and how much is free."""
-        held = format_nbytes(sum(getattr(x, "nbytes", 0) for x in self._store.values()))
+        used_nbytes = sum(getattr(x, "nbytes", 0) for x in self._store.values())
+        used = format_nbytes(used_nbytes)
         free = format_nbytes(self._site.count_free_nbytes())
         task = error or "an operation"
-        return MemoryError(f"{task}; {held} is in use for this tensor, {free} is free")
+        return MemoryError(f"{task}; {used} is in use for this tensor, {free} is free")
 
     def _check(self) -> None:
         """Stop if another call has failed meanwhile, or the actor is not held any more."""

@@ -20,7 +20,7 @@ from ..io.dataframe import (
 )
 from ..io.entries import ColumnLabels, require_pyarrow
 from ..io.files import name_errors
-from ..io.parts import Reading
+from ..io.parts import Reading, find_least_shape
 from ..io.places import list_files, open_parquet
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -60,13 +60,15 @@ class TableReader:
 
     def __call__(self, part: Any) -> Partition:
         """Read a partition: row groups of a file, or a table that a task of Dask has computed."""
-        table = _read_row_groups(part, self) if isinstance(part, ParquetPart) else part
+        table = part
+        if isinstance(part, ParquetPart):
+            table = _read_row_groups(part, self)
         columns = open_table(table, self.modes, self.values)
         entries = None
         if self.are_indices:
             _, values = read_rows(columns, (), self.values, {}, "raise")
             coords = np.stack([read_indices(columns[name], name) for name in self.modes])
-            shape = tuple(int(indices.max(initial=0)) + 1 for indices in coords)
+            shape = find_least_shape(coords)
             check_inside(coords, check_shape(shape))
         else:
             coded, values = read_rows(columns, self.modes, self.values, {}, self.missing)

@@ -133,8 +133,13 @@ class Replicated(NDArrayOperatorsMixin):
         else:
             first = next(iter(self.args.values()))
             args = first[0].cluster.fetch(first)
-        expressed = (x._express(worker) if isinstance(x, Replicated) else x for x in args)
-        return [self.function, *expressed]
+        expressed: list[Any] = [self.function]
+        for x in args:
+            if isinstance(x, Replicated):
+                expressed.append(x._express(worker))
+            else:
+                expressed.append(x)
+        return expressed
 
     @property
     def ndim(self) -> int:
@@ -148,11 +153,12 @@ class Replicated(NDArrayOperatorsMixin):
         return np.asarray(_evaluate(self._express(None)), dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
-            options = {}  # of ``x *= y``, which makes another array
+        # ``x *= y`` makes another array.
+        if row_shards.is_in_place(inputs, options):
+            options = {}
         if ufunc.signature is not None or method != "__call__" or options:
-            inputs = tuple(np.asarray(x) if isinstance(x, Replicated) else x for x in inputs)
-            return getattr(ufunc, method)(*inputs, **options)
+            plain = [np.asarray(x) if isinstance(x, Replicated) else x for x in inputs]
+            return getattr(ufunc, method)(*plain, **options)
         return Replicated(ufunc, inputs, *_find_kind(ufunc, *inputs))
 
     def transpose(self, axes: None = None) -> Replicated:  # numpy.transpose calls it
@@ -182,7 +188,13 @@ def send_all(cluster: Cluster, wanted: Sequence[tuple[RemoteObject, WorkerHandle
     """Return each array on its worker; copy arrays from other workers, all at once."""
     moves = [(x, worker) for x, worker in wanted if x.worker is not worker]
     keys = iter(cluster.transfer(moves))
-    return [x if x.worker is worker else x.copy_at(worker, next(keys)) for x, worker in wanted]
+    placed = []
+    for x, worker in wanted:
+        if x.worker is worker:
+            placed.append(x)
+        else:
+            placed.append(x.copy_at(worker, next(keys)))
+    return placed
 
 
 # Shapes and dtypes of results
@@ -203,12 +215,15 @@ def _make_stand_in(x: Any) -> Any:
     """Return an operand without elements, which has the same dtype; numbers are as they are."""
     if not hasattr(x, "ndim"):
         return x
-    return np.empty(0 if x.ndim else (), x.dtype)
+    if x.ndim == 0:
+        return np.empty((), x.dtype)
+    return np.empty(0, x.dtype)
 
 
 def _take(x: Any, index: Any) -> Kind:
     """Find the shape and dtype of ``x[index]``, by indexing an array that takes no memory."""
-    return np.broadcast_to(np.empty((), x.dtype), x.shape)[index].shape, x.dtype
+    stand_in = np.broadcast_to(np.empty((), x.dtype), x.shape)
+    return stand_in[index].shape, x.dtype
 
 
 def _split(x: Any, places: Sequence[int]) -> list[Kind]:
@@ -221,8 +236,9 @@ def _reduce(x: Any, axis: int | None = None, keepdims: bool = False) -> Kind:
     """Find the shape and dtype of a maximum or minimum."""
     if axis is not None:
         return x.shape[:axis] + x.shape[axis:][1:], x.dtype
-    shape = (1,) * x.ndim if keepdims else ()
-    return shape, x.dtype
+    if keepdims:
+        return (1,) * x.ndim, x.dtype
+    return (), x.dtype
 
 
 def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Kind:

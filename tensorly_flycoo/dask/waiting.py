@@ -155,8 +155,10 @@ async def _watch(
         if lost:
             raise WorkerLost(lost)
         paused = [address for address in addresses if workers[address]["status"] == "paused"]
-        # If none is paused, they may wait for what other workers compute for them.
-        if _is_any_busy(workers, addresses if paused else list(workers)):
+        awaited = addresses
+        if not paused:  # they may wait for what other workers compute for them
+            awaited = list(workers)
+        if _is_any_busy(workers, awaited):
             busy_at = now
         if needs_tasks and now - busy_at > _IDLE_TIMEOUT:
             raise _explain_wait(addresses, paused, workers)
@@ -174,7 +176,8 @@ class _Heartbeats:
         """Return the workers that have been silent for too long."""
         for address in workers.keys() & set(addresses):
             beat = workers[address]["last_seen"]
-            if address not in self._last or self._last[address][0] != beat:
+            last_beat, _ = self._last.get(address, (None, now))
+            if beat != last_beat:
                 self._last[address] = (beat, now)
         return {address for address, (_, seen) in self._last.items() if now - seen > _PATIENCE}
 

@@ -149,13 +149,13 @@ def measure_loss(
         model = evaluate_model(samples.coords, None, factors)
         terms = samples.apply(loss, loss.value, model).astype(np.float64) * samples.weights
         return float(terms.sum())
-    change = 0.0  # the loss of the nonzeros, less that of zeros there
+    # The loss of the nonzeros, less that of zeros there; then of zeros at all cells.
+    total = 0.0
     for start in range(0, sampler.nonzeros.nnz, _NUM_NONZEROS):
         coords, values = sampler.nonzeros.take(slice(start, start + _NUM_NONZEROS))
         model = evaluate_model(coords, None, factors)
         losses = loss.value(values, model) - loss.value(values * 0, model)
-        change += float(losses.sum(dtype=np.float64))
-    total = change
+        total += float(losses.sum(dtype=np.float64))
     if not loss.is_truncated:
         total += sum_zeros(loss, factors)
     if sampler.data.missing is not None:
@@ -175,7 +175,7 @@ def sum_zeros(loss: Loss, factors: Sequence[Array]) -> float:
     first = factors[0]
     xp = array_module(first)
     shape = [factor.shape[0] for factor in factors]
-    # As many of the last modes go to the right as have few combinations of indices.
+    # As many modes on the right as give few columns, and at least one on each side.
     num_left = len(factors) - 1
     while num_left > 1 and math.prod(shape[num_left - 1 :]) <= _MAX_COLUMNS:
         num_left -= 1
@@ -187,8 +187,9 @@ def sum_zeros(loss: Loss, factors: Sequence[Array]) -> float:
     total = 0.0
     for start in range(0, num_rows, block_size):
         numbers = xp.arange(start, min(start + block_size, num_rows))
+        indices = xp.unravel_index(numbers, shape[:num_left])
         left = xp.ones((numbers.size, first.shape[1]), first.dtype)
-        for factor, ids in zip(factors, xp.unravel_index(numbers, shape[:num_left]), strict=False):
+        for factor, ids in zip(factors[:num_left], indices, strict=True):
             left = left * factor[ids]
         model = left @ right.T
         total += float(loss.value(xp.zeros_like(model), model).sum(dtype=np.float64))
@@ -246,7 +247,9 @@ class Adam(Sweep):
         self._sampler = CellSampler(data)
         if samples is None:
             count = int(np.clip(sum(data.tensor.shape), *_SAMPLES))
-            num_sampled_cells = 1 if function.is_truncated else count  # zeros say nothing to it
+            num_sampled_cells = count
+            if function.is_truncated:  # zeros say nothing to it
+                num_sampled_cells = 1
             samples = (count, num_sampled_cells)
         self._samples = samples
         #: Means of the gradients and of their squares, of each mode.
@@ -324,7 +327,8 @@ class Adam(Sweep):
         mean_share = 1 - _BETA_1**self._num_done
         square_share = 1 - _BETA_2**self._num_done
         xp = array_module(factor)
-        moved = factor - rate / mean_share * mean / (xp.sqrt(square / square_share) + _EPSILON)
+        size = xp.sqrt(square / square_share) + _EPSILON
+        moved = factor - rate / mean_share * mean / size
         if self.function.lower_bound > -np.inf:
             moved = xp.maximum(moved, self.function.lower_bound)
         return moved.astype(factor.dtype, copy=False)
@@ -339,7 +343,9 @@ def scale_guess(
     truncated loss takes the mean of the nonzeros.
     """
     x = data.tensor
-    count = x.nnz if loss.is_truncated else num_cells(x.shape)
+    count = num_cells(x.shape)
+    if loss.is_truncated:
+        count = x.nnz
     target = sum_values(x._layout, x._engine) / count
     if loss.is_log and target > 0:
         target = float(np.log(target))
@@ -350,6 +356,8 @@ def scale_guess(
     scaled = list(factors)
     size = abs(ratio) ** (1 / len(modes))
     for n in modes:
-        sign = np.sign(ratio) if n == modes[0] else 1.0
-        scaled[n] = (factors[n] * (sign * size)).astype(data.dtype)
+        scale = size
+        if n == modes[0]:
+            scale = np.sign(ratio) * size
+        scaled[n] = (factors[n] * scale).astype(data.dtype)
     return scaled

@@ -150,6 +150,8 @@ def constrained_parafac(
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
     projections = _choose_projections(constraints, x.ndim)
+
+    # Begin.
     if isinstance(init, Resumed):
         model = restore(init, x, num_components, "constrained_parafac")
         model.weights = None  # they are ones
@@ -179,7 +181,8 @@ def constrained_parafac(
         return_errors=return_errors,
     ).iterate()
     if x.nnz:
-        _warn_of_zeros(x, result[0] if return_errors else result, constraints)
+        cp_tensor = result[0] if return_errors else result
+        _warn_of_zeros(x, cp_tensor, constraints)
     return result
 
 

@@ -216,7 +216,9 @@ def _start(
     for n in constrained:
         name = f"the factor of mode {names[n]!r} of init"
         check_least(factors[n], name, reason=", as nn_modes has this mode")
-    weights = _take_weights(data, rank, init) if isinstance(init, CoupledCP) else None
+    weights = None
+    if isinstance(init, CoupledCP):
+        weights = _take_weights(data, rank, init)
     return RunModel(weights, factors)
 
 
@@ -253,13 +255,17 @@ def _take_weights(data: CoupledBlocks, rank: int, init: CoupledCP) -> Array:
     if len(weights) != len(data.blocks):
         raise ValueError(f"init has models of {len(weights)} blocks, expected {len(data.blocks)}")
     modes = [tuple(block.names) for block in data.blocks]
-    if init.blocks and [*map(tuple, init.blocks)] != modes:
+    modes_of_init = [tuple(names) for names in init.blocks]
+    if modes_of_init and modes_of_init != modes:
         raise ValueError(f"init has the blocks {init.blocks}, expected {modes}, in this sequence")
     engine = select_engine(data.device)
     for of_block in weights:
         check_weights(of_block, rank, data.dtype, engine.array_type)
-    pairs = zip(weights, data.blocks, strict=True)
-    return engine.xp.stack([w / data.dtype.type(block.power) for w, block in pairs])
+    # Values were divided by powers of two.
+    divided = []
+    for of_block, block in zip(weights, data.blocks, strict=True):
+        divided.append(of_block / data.dtype.type(block.power))
+    return engine.xp.stack(divided)
 
 
 def _match_rows(name: Any, factor: Array, init: CoupledCP, data: CoupledBlocks) -> Array:
@@ -310,15 +316,16 @@ class CoupledSweep(Sweep):
         self._l2_reg = l2_reg
         self._is_stuck = False
         modes = range(len(data.sizes))
-        # For each mode the numbers of the blocks that have it.
-        self._uses = [
-            [b for b, block in enumerate(data.blocks) if mode in block.modes] for mode in modes
-        ]
+        self._uses = [self._list_uses(mode) for mode in modes]
         # Modes of a single block first; and of each block the mode that is updated last.
         self._order = sorted(modes, key=lambda mode: len(self._uses[mode]) > 1)
         self._last = [max(block.modes, key=self._order.index) for block in data.blocks]
         self._groups = [self._group_rows(mode) for mode in modes]
         self._fit = self._begin()
+
+    def _list_uses(self, mode: int) -> list[int]:
+        """List the numbers of the blocks that have a mode."""
+        return [b for b, block in enumerate(self._blocks) if mode in block.modes]
 
     def _group_rows(self, mode: int) -> list[tuple[Any, list[int]]]:
         """Divide the rows of a mode by the blocks that know them: rows, and those blocks."""
@@ -399,14 +406,18 @@ class CoupledSweep(Sweep):
 
     def project(self, n: int, factor: Array) -> Array:
         """Set the negative elements of a non-negative factor to zero."""
-        return np.maximum(factor, 0) if n in self._constrained else factor
+        if n not in self._constrained:
+            return factor
+        return np.maximum(factor, 0)
 
     def impute(self) -> None:
         """Do nothing: a block's unknown rows have no part in its systems."""
 
     def find_loss(self, error: float) -> float:
         """Return the objective; infinity if the sweep was taken back."""
-        return math.inf if self._is_stuck else self._fit.objective
+        if self._is_stuck:
+            return math.inf
+        return self._fit.objective
 
     def can_compare_errors(self) -> bool:
         """Return True: all sums are in float64."""
@@ -425,26 +436,34 @@ class CoupledSweep(Sweep):
         grams = [self._find_grams(mode) for mode in range(len(factors))]
         inner: list[Array] = [None] * len(self._blocks)
         for mode in self._order:
-            uses = self._uses[mode]
-            start = factors[mode].astype(np.float64)
-            if len(uses) == 1:  # of one block: its factor takes up the weights
-                start = start * weights[uses[0]]
-                weights[uses[0]] = 1
-            products = {b: self._blocks[b].mttkrp(mode, factors) for b in uses}
-            rows = self._solve_mode(mode, start, products, grams, weights)
-            factors[mode], norms = _normalize(rows, self._data.dtype)
-            grams[mode] = self._find_grams(mode)
+            products = self._update_mode(mode, grams, weights)
             for b, product in products.items():
-                weights[b] *= norms
                 if self._last[b] == mode:
                     inner[b] = _inner_products(product, factors[mode])
         for b, block in enumerate(self._blocks):
-            # Weights that no factor can take up, since the block shares all of its modes.
-            if all(len(self._uses[n]) > 1 for n in block.modes):
+            shares_all_modes = all(len(self._uses[n]) > 1 for n in block.modes)
+            if shares_all_modes:  # so no factor can take up its weights
                 is_constrained = self._constrained.issuperset(block.modes)
                 weights[b] = self._solve_weights(b, grams, inner[b], weights[b], is_constrained)
         self.model.weights = weights.astype(self._data.dtype)
         return grams, inner
+
+    def _update_mode(self, mode: int, grams: list[ModeGrams], weights: Array) -> dict[int, Array]:
+        """Update a factor, its Gram matrices and the weights of its blocks; return its MTTKRPs."""
+        factors = self.model.factors
+        uses = self._uses[mode]
+        start = factors[mode].astype(np.float64)
+        if len(uses) == 1:  # of one block: its factor takes up the weights
+            (only_block,) = uses
+            start = start * weights[only_block]
+            weights[only_block] = 1
+        products = {b: self._blocks[b].mttkrp(mode, factors) for b in uses}
+        rows = self._solve_mode(mode, start, products, grams, weights)
+        factors[mode], norms = _normalize(rows, self._data.dtype)
+        grams[mode] = self._find_grams(mode)
+        for b in uses:
+            weights[b] *= norms
+        return products
 
     def _solve_mode(
         self,
@@ -462,15 +481,20 @@ class CoupledSweep(Sweep):
         scales = {b: self._blocks[b].weight * weights[b] for b in products}
         target: Array = sum(product * scales[b] for b, product in products.items())
         # Of |w_b|^2, in which the norms of the new columns are.
-        ridge = self._l2_reg * xp.diag(sum(scales[b] * weights[b] for b in products))
+        squares: Array = sum(scales[b] * weights[b] for b in products)
+        ridge = self._l2_reg * xp.diag(squares)
         solved = xp.empty_like(target)
         for rows, blocks in self._groups[mode]:
             gram: Array = ridge
             for b in blocks:
-                others = multiply_all([grams[n][b] for n in self._blocks[b].modes if n != mode])
-                gram = gram + scales[b][:, None] * others * weights[b]
+                product = self._combine_grams(grams, b, skip=mode)
+                gram = gram + scales[b][:, None] * product * weights[b]
             solved[rows] = _solve(gram, target[rows], start[rows], mode in self._constrained)
         return solved
+
+    def _combine_grams(self, grams: list[ModeGrams], b: int, skip: int | None = None) -> Array:
+        """Multiply the Gram matrices of a block's modes, but for one, element by element."""
+        return multiply_all([grams[n][b] for n in self._blocks[b].modes if n != skip])
 
     def _solve_first_weights(self, b: int, grams: list[ModeGrams], inner: Array) -> Array:
         """Return the weights of a block that minimise, not negative if one of its factors is not.
@@ -491,7 +515,7 @@ class CoupledSweep(Sweep):
         is_constrained: bool,
     ) -> Array:
         """Return the weights of a block that minimise, with its factors as they are."""
-        gram = multiply_all([grams[n][b] for n in self._blocks[b].modes])
+        gram = self._combine_grams(grams, b)
         gram = gram + self._l2_reg * array_module(gram).eye(len(gram))
         return _solve(gram, inner[None], start[None], is_constrained)[0]
 
@@ -508,20 +532,25 @@ class CoupledSweep(Sweep):
             move(sum_columns(factor.astype(np.float64) ** 2), np) for factor in self.model.factors
         ]
         for b, block in enumerate(self._blocks):
-            gram = move(multiply_all([grams[n][b] for n in block.modes]), np)
+            gram = move(self._combine_grams(grams, b), np)
             weights = move(self.model.weights[b], np).astype(np.float64)
             inner = float(weights @ move(inner_products[b], np))
-            squares.append(abs(block.square + float(weights @ gram @ weights) - 2 * inner))
-            magnitudes.append(block.square + float(abs(weights) @ abs(gram) @ abs(weights)))
+            model_square = float(weights @ gram @ weights)
+            squares.append(abs(block.square + model_square - 2 * inner))
+            # Without signs, nothing cancels: rounding is in proportion to this.
+            magnitude = float(abs(weights) @ abs(gram) @ abs(weights))
+            magnitudes.append(block.square + magnitude)
             norms = multiply_all([lengths[n] for n in block.modes])
             penalties.append(self._l2_reg * float(norms @ weights**2))
         shares = np.array([block.weight for block in self._blocks])
         totals = np.array([block.square for block in self._blocks])
+        relative_square = float(shares @ squares / (shares @ totals))
+        block_errors = (squares / totals) ** 0.5
         return Fit(
             objective=float(shares @ np.add(squares, penalties)),
             rounding=_ROUNDING * float(shares @ magnitudes),
-            error=float(shares @ squares / (shares @ totals)) ** 0.5,
-            block_errors=((squares / totals) ** 0.5).tolist(),
+            error=relative_square**0.5,
+            block_errors=block_errors.tolist(),
         )
 
     def save_state(self) -> dict[str, Array]:
@@ -537,7 +566,9 @@ class CoupledSweep(Sweep):
         ]
         factors = dict(zip(self._data.sizes, self.model.factors, strict=True))
         names = [block.names for block in self._blocks]
-        kind = LabelledCoupledCP if {*labels} == {*factors} else CoupledCP
+        kind = CoupledCP
+        if labels.keys() == factors.keys():  # each mode has labels
+            kind = LabelledCoupledCP
         return kind(
             factors,
             make_cp_tensors(factors, names, weights, labels),

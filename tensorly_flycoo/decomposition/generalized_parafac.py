@@ -135,6 +135,7 @@ def generalized_parafac(
     >>> bool(abs(model.sum() - counts.sum()) < 1e-6)
     True
     """
+    # Check the options.
     chosen = find_loss(loss)
     x = as_flycoo(tensor, check_coords=True)
     method = _choose_method(method, chosen, samples)
@@ -142,13 +143,20 @@ def generalized_parafac(
     num_components = find_cp_rank(x, rank)
     random = tl.check_random_state(random_state)
 
-    # Adam looks at single entries.
-    missing = None if mask is None else find_missing(tensor, mask, lists=method == "adam")
+    # Take the data.
+    missing = None
+    if mask is not None:
+        is_listed = method == "adam"  # which looks at single entries
+        missing = find_missing(tensor, mask, lists=is_listed)
     data = ObservedData(x, missing)
     check_data(chosen, data.tensor)
 
+    # Begin.
+    digested = data.tensor
+    if isinstance(init, Resumed):
+        digested = x  # a checkpoint has the digest of the tensor as it was given
     model = start(
-        x if isinstance(init, Resumed) else data.tensor,
+        digested,
         None,
         num_components,
         init,
@@ -157,16 +165,15 @@ def generalized_parafac(
         solver="generalized_parafac",
         non_negative=chosen.lower_bound >= 0,
     )
-    for_loss = f" for loss={chosen.name!r}"
-    for n, factor in enumerate(model.factors):
-        check_least(factor, f"factors[{n}] of init", chosen.lower_bound, for_loss)
-    if not modes:
+    _check_bound(model, chosen)
+    if not modes:  # the start alone
         cp_tensor = make_cp_tensor(model.weights, model.factors)
         if return_errors:
             return cp_tensor, []
         return cp_tensor
     model.weights = None  # those of a guess are in its factors, those of a checkpoint are ones
 
+    # Iterate.
     sweep: Sweep
     stop: Stop
     if method == "mu":
@@ -178,6 +185,7 @@ def generalized_parafac(
         seed = int(random.randint(2**31))
         adam = Adam(chosen, data, model, modes, samples, seed, find_state(init))
         sweep = adam
+        # An epoch that is undone repeats the loss of the one before.
         stop = AnyOf(GivesUp(adam.has_failed), Settled(tol, skips_repeats=True))
     return Run(
         sweep=sweep,
@@ -187,6 +195,13 @@ def generalized_parafac(
         callback=callback,
         return_errors=return_errors,
     ).iterate()
+
+
+def _check_bound(model: RunModel, loss: Loss) -> None:
+    """Refuse a start with elements below the least that the loss allows."""
+    for_loss = f" for loss={loss.name!r}"
+    for n, factor in enumerate(model.factors):
+        check_least(factor, f"factors[{n}] of init", loss.lower_bound, for_loss)
 
 
 def _begin_updates(

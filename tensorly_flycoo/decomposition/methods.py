@@ -48,7 +48,9 @@ class Method:
     @property
     def error_name(self) -> str:
         """Name of what `return_errors` adds: "loss" if that is an option, else "error"."""
-        return "loss" if "loss" in self.defaults else "error"
+        if "loss" in self.defaults:
+            return "loss"
+        return "error"
 
     def find_loss(self, options: Mapping[str, Any]) -> Any:
         """Return the loss that these options choose."""
@@ -64,11 +66,13 @@ class Method:
         Runs that are iterated one by one get Gauss-Newton steps too, where there are some.
         """
         is_possible = self.has_momentum and is_sparse(x)
-        # Runs with a mask go together without; momentum does not see what smoothness penalises.
-        if not is_possible or options.get("mask") is not None or np.any(options.get("smoothness")):
+        has_mask = options.get("mask") is not None  # such runs go together without momentum
+        is_smooth = np.any(options.get("smoothness"))  # momentum does not see this penalty
+        if not is_possible or has_mask or is_smooth:
             return dict(options)
         has_steps = one_by_one and self.runs_together and not options.get("orthogonalise")
-        return {"linesearch": AUTO if has_steps else NESTEROV} | dict(options)
+        linesearch = AUTO if has_steps else NESTEROV
+        return {"linesearch": linesearch} | dict(options)  # what options say stays
 
 
 #: All decompositions by name.

@@ -163,7 +163,9 @@ class HalsCp:
 
     def project(self, mode: int, factor: Array) -> Array:
         """Set the negative elements of a non-negative factor to zero."""
-        return np.maximum(factor, 0) if mode in self.constrained else factor
+        if mode not in self.constrained:
+            return factor
+        return np.maximum(factor, 0)
 
 
 def find_constrained(nn_modes: Any, names: Iterable[Any]) -> set[int]:

@@ -100,6 +100,8 @@ def non_negative_tucker(
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     ranks = _find_ranks(x, rank)
+
+    # Begin.
     missing = None if mask is None else find_missing(tensor, mask, lists=True)
     if missing is not None and isinstance(init, str) and init == "svd":
         init = start_masked(missing, ranks)
@@ -187,6 +189,7 @@ def non_negative_tucker_hals(
     >>> core.shape, all((array >= 0).all() for array in (core, *factors))
     ((2, 3, 4), True)
     """
+    # Check the options.
     check_choice(algorithm, "algorithm", ("fista", "active_set"))
     check_choice(linesearch, "linesearch", (False, NESTEROV))
     if core_sparsity_coefficient is not None:
@@ -197,6 +200,8 @@ def non_negative_tucker_hals(
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     ranks = _find_ranks(x, rank)
+
+    # Begin.
     rule = HalsTucker(
         penalties=penalties,
         core_penalty=core_sparsity_coefficient,
@@ -297,22 +302,28 @@ class HalsTucker(TuckerRule):
         guess = move(core, np)
         grams_on_host = [move(gram, np) for gram in grams]
         if self.algorithm == "fista":
-            # The Lipschitz constant of the gradient: the norm of the grams' Kronecker product.
-            lipschitz = np.prod([np.linalg.norm(gram, 2) for gram in grams_on_host])
-            if lipschitz == 0:  # a factor is zero: no core changes the model, so take no step
-                lipschitz = np.inf
-            updated = fista(
-                targets_on_host,
-                grams_on_host,
-                x=guess,
-                n_iter_max=self.num_steps,
-                lr=float(1 / lipschitz),
-                sparsity_coef=self.core_penalty,
-            )
+            updated = self._run_fista(guess, targets_on_host, grams_on_host)
         else:
             matrix = kronecker(grams_on_host)
             updated = active_set_nnls(targets_on_host.ravel(), matrix, guess, self.num_steps)
         return array_module(targets).asarray(updated.reshape(core.shape))
+
+    def _run_fista(
+        self, guess: np.ndarray, targets: np.ndarray, grams: list[np.ndarray]
+    ) -> np.ndarray:
+        """Improve a core by accelerated gradient steps of TensorLy's."""
+        # The Lipschitz constant of the gradient: the norm of the grams' Kronecker product.
+        lipschitz = np.prod([np.linalg.norm(gram, 2) for gram in grams])
+        if lipschitz == 0:  # a factor is zero: no core changes the model, so take no step
+            lipschitz = np.inf
+        return fista(
+            targets,
+            grams,
+            x=guess,
+            n_iter_max=self.num_steps,
+            lr=float(1 / lipschitz),
+            sparsity_coef=self.core_penalty,
+        )
 
     def save_state(self) -> dict[str, Array]:
         return {"steps": np.asarray(self.num_steps)}
@@ -370,8 +381,8 @@ class NonNegativeTucker(Sweep):
 
     def _project(self, mode: int) -> tuple[Array, Array | slice]:
         """Return the rows of a mode's TTMc that are not zero, and their numbers."""
-        others = {n: factor for n, factor in enumerate(self.model.factors) if n != mode}
-        return multiply_nonempty_rows(self._filled, mode, others)
+        fixed = {n: factor for n, factor in enumerate(self.model.factors) if n != mode}
+        return multiply_nonempty_rows(self._filled, mode, fixed)
 
     def _contract(self, rows: Array, numbers: Array | slice) -> Array:
         """Return the tensor times all factors, from the TTMc of the last mode."""
@@ -387,7 +398,9 @@ class NonNegativeTucker(Sweep):
         ]
         model_square = float((core * multi_mode_dot(core, grams)).sum())
         inner = float((core * products).sum())
-        return float(np.sqrt(abs(square + model_square - 2 * inner) / square))
+        # |x - m|^2 = |x|^2 + |m|^2 - 2 <x, m>; rounding may leave less than 0.
+        residual_square = abs(square + model_square - 2 * inner)
+        return float(np.sqrt(residual_square / square))
 
     def measure_start(self) -> float:
         self._filled = fill_missing(self._x, self._missing, self.model)
@@ -460,7 +473,11 @@ def _start(
 
 def _check_guess(init: Any, x: FlycooTensor, ranks: tuple[int, ...]) -> None:
     """Refuse a guess, maybe of factors alone, whose arrays do not fit."""
-    core, factors = (None, init) if isinstance(init, list) else init
+    if isinstance(init, list):
+        core = None
+        factors = init
+    else:
+        core, factors = init
     if len(factors) != x.ndim:
         raise ValueError(f"init has {len(factors)} factors, expected {x.ndim}, one per mode")
     for n, factor in enumerate(factors):
@@ -471,5 +488,7 @@ def _check_guess(init: Any, x: FlycooTensor, ranks: tuple[int, ...]) -> None:
         check_matrix(unfolded, "the core of init", ranks[0], x.dtype, x._engine.array_type)
     guess_ranks = tuple(factor.shape[1] for factor in factors)
     if guess_ranks != ranks or (core is not None and core.shape != ranks):
-        of_core = "" if core is None else f" and a core of shape {core.shape}"
+        of_core = ""
+        if core is not None:
+            of_core = f" and a core of shape {core.shape}"
         raise ValueError(f"init has factors of ranks {guess_ranks}{of_core}, expected {ranks}")

@@ -31,7 +31,9 @@ class ObservedEntries(NamedTuple):
     @property
     def excess(self) -> Array | None:
         """The weights less the weight of unobserved cells; None for ones."""
-        return None if self.weights is None else self.weights - self.unobserved
+        if self.weights is None:
+            return None
+        return self.weights - self.unobserved
 
     @property
     def square(self) -> float:
@@ -52,7 +54,8 @@ class ObservedEntries(NamedTuple):
         other_cells = 0.0
         if self.unobserved:
             all_cells = float(multiply_grams(None, factors).sum())
-            other_cells = max(0.0, all_cells - float((model**2).sum()))
+            observed_cells = float((model**2).sum())
+            other_cells = max(0.0, all_cells - observed_cells)  # rounding may leave less than 0
         return self.compare(model, self.unobserved * other_cells)
 
     def compare(self, model: Array | float, square_elsewhere: float = 0.0) -> float:
@@ -60,14 +63,19 @@ class ObservedEntries(NamedTuple):
         residual = (self.values - model) ** 2
         if self.weights is not None:
             residual = self.weights * residual
-        return ((float(residual.sum()) + square_elsewhere) / (self.square or 1.0)) ** 0.5
+        residual_square = float(residual.sum()) + square_elsewhere
+        square = self.square or 1.0  # zeros alone have no size to compare with
+        return (residual_square / square) ** 0.5
 
     def take(self, places: Array) -> Self:
         """Return the entries at some places."""
+        weights = self.weights
+        if weights is not None:
+            weights = weights[places]
         return type(self)(
             coords=self.coords[:, places],
             values=self.values[places],
-            weights=None if self.weights is None else self.weights[places],
+            weights=weights,
             targets=self.targets[places],
             unobserved=self.unobserved,
         )

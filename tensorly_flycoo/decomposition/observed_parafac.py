@@ -26,6 +26,9 @@ from .ridge_choice import Split, choose_ridge, is_better_start
 #: The iterations without a better model for held-out entries that end a run.
 _PATIENCE = 10
 
+#: Steps of conjugate gradients for a row, where all cells count.
+_NUM_STEPS = 3
+
 
 @describe_as(parafac)
 def observed_parafac(
@@ -181,19 +184,15 @@ def observed_parafac(
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if x.nnz == 0:
         raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
-    is_open = isinstance(l2_reg, str) and l2_reg == "validation"
-    if not is_open:
-        check_positive(l2_reg, "l2_reg")
+    ridge = _read_ridge(l2_reg)
     if non_negative and (biases or cg_steps):
         raise ValueError("non_negative is True, expected biases=False and cg_steps=None with it")
     check_real(unobserved, "unobserved", 0)
     if unobserved and confidence is None:
         raise ValueError(f"unobserved is {unobserved}, expected 0, or more with a confidence")
-    if cg_steps is None:
-        cg_steps = 3 if unobserved and not non_negative else 0
-    num_steps = check_count(cg_steps, "cg_steps", 0)
+    num_steps = _choose_num_steps(cg_steps, unobserved, non_negative)
 
-    # Take the data, and begin: with a guess and a ridge, or from a checkpoint.
+    # Take the data.
     entries = weigh_entries(x, confidence, unobserved)
     held_out = None if validation is None else read_entries(validation, x, "validation")
     problem = Problem(
@@ -206,7 +205,8 @@ def observed_parafac(
         non_negative=non_negative,
         num_steps=num_steps,
     )
-    ridge = None if is_open else float(l2_reg)
+
+    # Begin with a guess and a ridge, or from a checkpoint.
     if isinstance(init, Resumed):
         beginning = _resume(problem, held_out, ridge, init)
     else:
@@ -227,6 +227,9 @@ def observed_parafac(
     stop: Stop = Converged(tol)
     if held_out is not None:
         stop = AnyOf(OutOfPatience(_PATIENCE), stop)
+    facts: dict[str, Any] = {"l2_reg": beginning.ridge, "scale": problem.scale}
+    if biases:
+        facts["bias_modes"] = problem.bias_modes
     result = Run(
         sweep=sweep,
         tensor=x,
@@ -235,15 +238,30 @@ def observed_parafac(
         callback=callback,
         return_errors=return_errors,
         finish=sweep.make_result,
-        facts={
-            "l2_reg": beginning.ridge,
-            "scale": problem.scale,
-            "bias_modes": problem.bias_modes if biases else (),
-        },
+        facts=facts,
     ).iterate()
-    least = sweep.least if sweep.best is not None else beginning.error
+    least = beginning.error
+    if sweep.best is not None:
+        least = sweep.least
     _warn_of_mean(least, beginning.error_of_mean, ridge)
     return result
+
+
+def _read_ridge(l2_reg: Any) -> float | None:
+    """Return the user's ridge; None if it is to be chosen by validation."""
+    if isinstance(l2_reg, str) and l2_reg == "validation":
+        return None
+    check_positive(l2_reg, "l2_reg")
+    return float(l2_reg)
+
+
+def _choose_num_steps(cg_steps: int | None, unobserved: float, non_negative: bool) -> int:
+    """Return how many steps of conjugate gradients improve a row; 0 solves its system."""
+    if cg_steps is not None:
+        return check_count(cg_steps, "cg_steps", 0)
+    if unobserved and not non_negative:
+        return _NUM_STEPS
+    return 0
 
 
 class _Beginning(NamedTuple):
@@ -265,7 +283,7 @@ def _resume(
     if ridge is None:
         ridge = float(init.state.get("l2_reg", observed_rows.L2_REG))
         check_positive(ridge, "l2_reg")
-    error_of_mean = 0.0 if held_out is None else held_out.compare(problem.mean)
+    error_of_mean = _measure_mean(problem, held_out)
     return _Beginning(ridge, model, error=0.0, error_of_mean=error_of_mean)
 
 
@@ -278,17 +296,25 @@ def _begin(
 ) -> _Beginning:
     """Make the initial guess; choose the ridge if it is None."""
     guess = problem.start(random_state)
-    error_of_mean = 0.0 if held_out is None else held_out.compare(problem.mean)
-    if ridge is None and problem.unobserved:  # all cells count: no part can be held out
-        ridge = 1.0
+    error_of_mean = _measure_mean(problem, held_out)
+    if ridge is None and problem.unobserved:
+        ridge = 1.0  # where all cells count, none can be held out to judge by
     if ridge is not None:
         return _Beginning(ridge, RunModel(None, guess), error=0.0, error_of_mean=error_of_mean)
     ridge, trial, error_at_splits = choose_ridge(problem, _split(entries, held_out))
     if held_out is None:
         error_of_mean = error_at_splits
-    is_better = is_better_start(problem, entries, ridge, trial.factors, guess)
-    model = RunModel(None, trial.factors if is_better else guess)
-    return _Beginning(ridge, model, trial.error, error_of_mean)
+    factors = guess
+    if is_better_start(problem, entries, ridge, trial.factors, guess):
+        factors = trial.factors
+    return _Beginning(ridge, RunModel(None, factors), trial.error, error_of_mean)
+
+
+def _measure_mean(problem: Problem, held_out: ObservedEntries | None) -> float:
+    """Return the error of held-out entries by the mean of the values; 0 without any."""
+    if held_out is None:
+        return 0.0
+    return held_out.compare(problem.mean)
 
 
 def _split(entries: ObservedEntries, held_out: ObservedEntries | None) -> Iterator[Split]:
@@ -302,7 +328,9 @@ def _warn_of_mean(error: float, error_of_mean: float, ridge: float | None) -> No
     """Warn if held-out entries are predicted worse than by the mean; `ridge` is the user's."""
     if not error > error_of_mean:
         return
-    advice = "" if ridge is None else f'l2_reg="validation" (it is {ridge:g}), '
+    advice = ""
+    if ridge is not None:
+        advice = f'l2_reg="validation" (it is {ridge:g}), '
     warn(
         f"held-out entries are predicted with an error of {error:.3g}, and of {error_of_mean:.3g} "
         f"by the mean: pass {advice}a lower rank or biases=True"

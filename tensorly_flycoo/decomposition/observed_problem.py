@@ -36,7 +36,9 @@ class Problem:
     @property
     def dtype(self) -> np.dtype:
         """The dtype of an iteration's factors."""
-        return self.x.dtype if self.num_steps else np.dtype(np.float64)
+        if self.num_steps:
+            return self.x.dtype
+        return np.dtype(np.float64)
 
     @property
     def bias_modes(self) -> tuple[int, ...]:
@@ -58,18 +60,21 @@ class Problem:
         random = tl.check_random_state(random_state)
         if isinstance(self.init, str) and self.init == "random":
             guess = draw_factors(x, self.rank, random)
+            # A product of ndim factors is then of the size of the values.
             root = self.scale ** (1 / x.ndim)
-            factors = [(factor.astype(np.float64) * root).astype(self.dtype) for factor in guess]
+            guess = [factor.astype(np.float64) * root for factor in guess]
         else:
             guess = take_guess(x, self.rank, self._read_init())
-            factors = [factor.astype(self.dtype) for factor in guess]
+        factors = [factor.astype(self.dtype) for factor in guess]
         if self.biases:
             return self._add_biases(factors)
         return factors
 
     def _read_init(self) -> Any:
         """Return the user's guess, without the biases that it has from another fit."""
-        return _leave_out_biases(self.init) if self.biases else self.init
+        if self.biases:
+            return _leave_out_biases(self.init)
+        return self.init
 
     def _add_biases(self, factors: list[Array]) -> list[Array]:
         """Append columns that are zero in the factor of their mode, and ones in the others."""
@@ -114,8 +119,9 @@ def _leave_out_biases(init: Any) -> Any:
     weights, factors = take_model(init)
     is_kept = ~find_biases(record, len(record.bias_modes))
     kept = array_module(factors[0]).asarray(np.flatnonzero(is_kept))
-    kept_weights = None if weights is None else weights[kept]
-    return kept_weights, [factor[:, kept] for factor in factors]
+    if weights is not None:
+        weights = weights[kept]
+    return weights, [factor[:, kept] for factor in factors]
 
 
 class RowSolver(ABC):

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..loop.gauss_newton import AUTO, GAUSS_NEWTON
 from ..loop.guarding import require_flycoo_backend, tensorly_loop
 from ..loop.least_squares import FactorSolver, LeastSquares, OwnSolver, TensorlyCp
 from ..loop.line_search import LineSearch
-from ..loop.masks import ImputedTensor, find_missing
+from ..loop.masks import ImputedTensor, MissingEntries, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
 from ..loop.run import Accelerator, Callback, Run, find_state
@@ -27,6 +28,7 @@ from ..loop.starting import list_free_modes, start
 from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
+from ..tensor.tensor import FlycooTensor
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -192,6 +194,25 @@ def parafac(
     strengths = read_smoothness(smoothness, len(tensor.shape), linesearch)
     if not isinstance(orthogonalise, bool):
         check_count(orthogonalise, "orthogonalise", 0)
+    options = _Options(
+        rank=num_components,
+        n_iter_max=n_iter_max,
+        init=init,
+        svd=svd,
+        normalize_factors=normalize_factors,
+        orthogonalise=orthogonalise,
+        tol=tol,
+        random_state=random_state,
+        verbose=verbose,
+        return_errors=return_errors,
+        sparsity=sparsity,
+        l2_reg=l2_reg,
+        cvg_criterion=cvg_criterion,
+        fixed_modes=fixed_modes,
+        svd_mask_repeats=svd_mask_repeats,
+        linesearch=linesearch,
+        callback=callback,
+    )
 
     # Take the data.
     missing = None if mask is None else find_missing(tensor, mask)
@@ -201,79 +222,46 @@ def parafac(
         if x.nnz == 0:
             raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
 
-    # Run TensorLy's own loop if it can do all that is asked for.
-    is_accelerated = isinstance(linesearch, str)
-    needs_own_loop = is_accelerated or any(strengths) or isinstance(init, Resumed)
+    # Run TensorLy's own loop if it can do all that is asked for, else ours.
+    is_resumed = isinstance(init, Resumed)
+    needs_own_loop = is_resumed or options.is_accelerated or any(strengths)
     if missing is None and not needs_own_loop:
-        return _run_tensorly_loop(
-            WholeTensor(x),
-            callback,
-            tol,
-            rank=num_components,
-            n_iter_max=n_iter_max,
-            init=init,
-            svd=svd,
-            normalize_factors=normalize_factors,
-            orthogonalise=orthogonalise,
-            random_state=random_state,
-            verbose=verbose,
-            return_errors=return_errors,
-            sparsity=sparsity,
-            l2_reg=l2_reg,
-            cvg_criterion=cvg_criterion,
-            fixed_modes=fixed_modes,
-            svd_mask_repeats=svd_mask_repeats,
-            linesearch=linesearch,
-        )
+        return _run_tensorly_loop(WholeTensor(x), options)
+    return _run_own_loop(x, missing, strengths, options)
 
-    # Else begin a run of our own.
-    if sparsity:
-        raise densify_error("sparsity=", x.shape, "leave it out")
-    model = start(
-        x,
-        missing,
-        num_components,
-        init,
-        svd,
-        random_state,
-        solver="parafac",
-        svd_mask_repeats=svd_mask_repeats,
-        normalize_factors=normalize_factors,
-        by_blocks=missing is None,
-    )
-    if list(fixed_modes or []) == list(range(x.ndim)):
-        return make_cp_tensor(model.weights, model.factors)
 
-    # Iterate.
-    data = WholeTensor(x) if missing is None else ImputedTensor(missing)
-    wants_errors = bool(tol or return_errors or linesearch or callback is not None)
-    sweep = LeastSquares(
-        model=model,
-        tensor=x,
-        data=data,
-        modes=list_free_modes(x.ndim, fixed_modes),
-        factor_solver=_choose_solver(data, strengths, l2_reg, wants_errors),
-        l2_reg=l2_reg,
-        orthogonalise=orthogonalise,
-        search=LineSearch(verbose) if linesearch and not is_accelerated else None,
-    )
-    accelerator = _make_accelerator(sweep, linesearch, init)
-    # MTTKRPs that Gauss-Newton steps keep are of the factors as they are.
-    is_normalized_last = normalize_factors and isinstance(accelerator, GaussNewton)
-    is_normalized_each = normalize_factors and not is_normalized_last
-    return Run(
-        sweep=sweep,
-        accelerate=accelerator,
-        tensor=x,
-        n_iter_max=n_iter_max,
-        stop=Converged(tol, cvg_criterion),
-        callback=callback,
-        verbose=verbose,
-        return_errors=return_errors,
-        normalize=normalize_cp if is_normalized_each else None,
-        finish=partial(_normalize_result, sweep) if is_normalized_last else None,
-        clean_up=sweep.factor_solver.end_iteration,
-    ).iterate()
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The options of `parafac` that TensorLy's has too, by its names."""
+
+    rank: int
+    n_iter_max: int
+    init: Any
+    svd: str
+    normalize_factors: bool
+    orthogonalise: bool | int
+    tol: float
+    random_state: Any
+    verbose: int
+    return_errors: bool
+    sparsity: int | float | None
+    l2_reg: float
+    cvg_criterion: str
+    fixed_modes: Sequence[int] | None
+    svd_mask_repeats: int
+    linesearch: bool | str
+    callback: Callback | None
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether `linesearch` names one that TensorLy does not have."""
+        return isinstance(self.linesearch, str)
+
+    @property
+    def wants_errors(self) -> bool:
+        """Whether the error of each iteration is needed."""
+        has_callback = self.callback is not None
+        return bool(self.tol or self.return_errors or self.linesearch or has_callback)
 
 
 def _check_linesearch(linesearch: bool | str, mask: Mask, orthogonalise: bool | int) -> None:
@@ -292,10 +280,77 @@ def _check_linesearch(linesearch: bool | str, mask: Mask, orthogonalise: bool | 
 def _check_resumable(linesearch: bool | str, orthogonalise: bool | int, mask: Mask) -> None:
     """Refuse options whose state is not in a checkpoint."""
     is_bro = bool(linesearch) and not isinstance(linesearch, str)
-    not_saved = ("linesearch", is_bro), ("orthogonalise", orthogonalise), ("mask", mask)
-    for name, value in not_saved:
+    not_saved = {"linesearch": is_bro, "orthogonalise": orthogonalise, "mask": mask}
+    for name, value in not_saved.items():
         if value is not None and value is not False:
             raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
+
+
+def _run_own_loop(
+    x: FlycooTensor, missing: MissingEntries | None, strengths: list[float], options: _Options
+) -> Any:
+    """Decompose a tensor by a loop of our own, which does what TensorLy's cannot.
+
+    `strengths` are those of `smoothness` for each mode.
+    """
+    if options.sparsity:
+        raise densify_error("sparsity=", x.shape, "leave it out")
+    model = start(
+        x,
+        missing,
+        options.rank,
+        options.init,
+        options.svd,
+        options.random_state,
+        solver="parafac",
+        svd_mask_repeats=options.svd_mask_repeats,
+        normalize_factors=options.normalize_factors,
+        by_blocks=missing is None,
+    )
+    if list(options.fixed_modes or []) == list(range(x.ndim)):
+        # As in TensorLy: the start alone, without errors and without a call of the callback.
+        return make_cp_tensor(model.weights, model.factors)
+
+    # What an iteration does.
+    data = WholeTensor(x) if missing is None else ImputedTensor(missing)
+    search = None
+    if options.linesearch and not options.is_accelerated:
+        search = LineSearch(options.verbose)
+    sweep = LeastSquares(
+        model=model,
+        tensor=x,
+        data=data,
+        modes=list_free_modes(x.ndim, options.fixed_modes),
+        factor_solver=_choose_solver(data, strengths, options.l2_reg, options.wants_errors),
+        l2_reg=options.l2_reg,
+        orthogonalise=options.orthogonalise,
+        search=search,
+    )
+    accelerator = _make_accelerator(sweep, options.linesearch, options.init)
+
+    # When factors are normalised.
+    normalize = None
+    finish = None
+    if options.normalize_factors:
+        # MTTKRPs that Gauss-Newton steps keep are of the factors as they are.
+        if isinstance(accelerator, GaussNewton):
+            finish = partial(_normalize_result, sweep)
+        else:
+            normalize = normalize_cp
+
+    return Run(
+        sweep=sweep,
+        accelerate=accelerator,
+        tensor=x,
+        n_iter_max=options.n_iter_max,
+        stop=Converged(options.tol, options.cvg_criterion),
+        callback=options.callback,
+        verbose=options.verbose,
+        return_errors=options.return_errors,
+        normalize=normalize,
+        finish=finish,
+        clean_up=sweep.factor_solver.end_iteration,
+    ).iterate()
 
 
 def _choose_solver(
@@ -325,28 +380,38 @@ def _normalize_result(sweep: LeastSquares) -> Any:
     return sweep.make()
 
 
-def _run_tensorly_loop(
-    whole: WholeTensor, callback: Callback | None, tol: float, **options: Any
-) -> Any:
+def _run_tensorly_loop(whole: WholeTensor, options: _Options) -> Any:
     """Decompose a tensor without missing entries by TensorLy's own loop."""
     memory = whole.memory
-    whole.num_left = options["n_iter_max"] + (callback is not None)
-    memory.factors_may_change = not getattr(type(callback).__call__, "only_reads", callback is None)
-    memory.has_unit_weights = not options["normalize_factors"]  # the loop leaves them as they are
+    callback = options.callback
+    has_callback = callback is not None
+    whole.num_left = options.n_iter_max + has_callback
+    only_reads = getattr(type(callback).__call__, "only_reads", not has_callback)
+    memory.factors_may_change = not only_reads
+    memory.has_unit_weights = not options.normalize_factors  # the loop leaves them as they are
     if callback is not None:
-        record = current_record("parafac").replace(run=RunState(whole.tensor))
-
-        def call(cp_tensor: Any, error: Any) -> Any:
-            returned = callback(attach(cp_tensor, record), error)
-            if memory.factors_may_change:  # weights may have been changed in place
-                memory.has_unit_weights = bool((tl.to_numpy(cp_tensor.weights) == 1).all())
-            return returned
-
-        options["callback"] = call
-        tol = tol or -math.inf  # never stops; with 0, no errors are computed
+        options = replace(
+            options,
+            callback=_wrap_callback(callback, whole),
+            tol=options.tol or -math.inf,  # never stops; with 0, no errors are computed
+        )
     try:
-        return tensorly_loop("parafac")(whole, tol=tol, **options)
+        return tensorly_loop("parafac")(whole, **vars(options))
     finally:
         whole.end_products()
         if whole.tensor.device == "cuda" and not memory.num_solves:
             _logger.debug("parafac ran without fast Gram products (ranks up to 128)")
+
+
+def _wrap_callback(callback: Callback, whole: WholeTensor) -> Callback:
+    """Make the callback of TensorLy's loop: the user's gets models with their record."""
+    memory = whole.memory
+    record = current_record("parafac").replace(run=RunState(whole.tensor))
+
+    def call(cp_tensor: Any, error: Any) -> Any:
+        returned = callback(attach(cp_tensor, record), error)
+        if memory.factors_may_change:  # weights may have been changed in place
+            memory.has_unit_weights = bool((tl.to_numpy(cp_tensor.weights) == 1).all())
+        return returned
+
+    return call

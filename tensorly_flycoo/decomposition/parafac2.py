@@ -133,6 +133,7 @@ def parafac2(
     >>> [projection.shape for projection in parafac2(slices, 2, n_iter_max=5).projections]
     [(8, 2), (9, 2), (12, 2)]
     """
+    # Check the options, and take the data.
     num_components = check_rank(rank)
     slices: RaggedTensor = tensor_slices
     num_columns = slices.shape[2]
@@ -148,11 +149,16 @@ def parafac2(
     strengths = read_smoothness(smoothness, 3)
     if strengths[1]:
         raise ValueError(f"smoothness is {smoothness!r}, expected modes 0 or 2, not rows of slices")
+
+    # Begin.
     with span("start"):
         model = _start(data, num_components, init, svd, random_state)
     constrained = _find_non_negative(nn_modes, sparsity_coefficients)
     # The line search compares errors alone, not what penalties add to them.
     is_penalised = sparsity_coefficients is not None or any(strengths)
+    search = None
+    if linesearch and not is_penalised:
+        search = LineSearch(verbose)
     sweep = Parafac2Sweep(
         data=data,
         slices=slices,
@@ -162,7 +168,7 @@ def parafac2(
         penalties=spread_penalties(sparsity_coefficients, 3, constrained),
         smoothness=strengths,
         normalize_factors=normalize_factors,
-        search=LineSearch(verbose) if linesearch and not is_penalised else None,
+        search=search,
         state=find_state(init),
     )
     return Run(
@@ -201,12 +207,15 @@ def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> RunM
         return RunModel(None, draw_factors(data, rank, random))
     if isinstance(init, str) and init == "svd":
         check_svd(svd, "init='svd'", matrix.shape)
-        unfolding = _CentredColumns(data) if data.is_centred else Unfolding(matrix, 1)
+        unfolding: LazyMatrix = Unfolding(matrix, 1)
+        if data.is_centred:
+            unfolding = _CentredColumns(data)
         a = engine.xp.ones((data.shape[0], rank), dtype)
         b = engine.xp.eye(rank, dtype=dtype)
         return RunModel(None, [a, b, take_left_vectors(matrix, unfolding, rank, svd, random)])
-    guess = init if isinstance(init, str) else _read_guess(init)
-    return RunModel(None, take_guess(data, rank, guess))
+    if not isinstance(init, str):
+        init = _read_guess(init)
+    return RunModel(None, take_guess(data, rank, init))
 
 
 def _read_guess(init: Any) -> tuple[Any, list[Array]]:
@@ -254,11 +263,15 @@ class _CentredColumns(LazyMatrix):
 def _balance(factors: list[Array]) -> list[Array]:
     """Even out, by powers of two, scales that singular systems leave open, lest they overflow."""
     xp = array_module(factors[0])
-    sums = move(xp.stack([sum_columns(abs(factor)) for factor in factors]), np).astype(np.float64)
-    exponents = np.frexp(np.where(np.all(sums > 0, axis=0), sums, 1.0))[1]
+    stacked = xp.stack([sum_columns(abs(factor)) for factor in factors])
+    sums = move(stacked, np).astype(np.float64)  # (3, R)
+    # A component with a column of zeros has no scale to share.
+    is_nonzero = np.all(sums > 0, axis=0)
+    _, exponents = np.frexp(np.where(is_nonzero, sums, 1.0))
     is_far = np.ptp(exponents, axis=0) > np.finfo(factors[0].dtype).maxexp // 8
-    shifts = np.where(is_far, exponents.sum(axis=0) // 3 - exponents, 0)
-    shifts[1] -= shifts.sum(axis=0)
+    means = exponents.sum(axis=0) // 3
+    shifts = np.where(is_far, means - exponents, 0)
+    shifts[1] -= shifts.sum(axis=0)  # so that the product stays
     if not shifts.any():
         return factors
     return [xp.ldexp(f, xp.asarray(shift)) for f, shift in zip(factors, shifts, strict=True)]

@@ -21,9 +21,13 @@ def describe_fit(function: str, options: Mapping[str, Any], x: Any) -> FitRecord
     What the run itself finds, such as a ridge that is chosen and the scale of the values, the
     decomposition adds; labels bring the column of the values.
     """
-    ndim = 3 if function == "parafac2" else x.ndim
+    ndim = x.ndim
+    if function == "parafac2":
+        ndim = 3  # x may be one of its slices
     loss = options.get("loss", "gaussian")
     mask = options.get("mask")
+    if mask is not None:
+        mask = copy_mask(mask)
     absent, unobserved = _read_absent(function, options, loss)
     return FitRecord(
         method=function,
@@ -31,7 +35,7 @@ def describe_fit(function: str, options: Mapping[str, Any], x: Any) -> FitRecord
         absent=absent,
         unobserved=unobserved,
         is_weighted=options.get("confidence") is not None,
-        mask=None if mask is None else copy_mask(mask),
+        mask=mask,
         l2_reg=_read_ridge(function, options),
         non_negative=_list_non_negative(function, options, loss, ndim),
         constraints=_list_constraints(function, options, ndim),

@@ -61,24 +61,30 @@ def choose_ridge(problem: Problem, splits: Iterator[Split]) -> tuple[float, Tria
     decide between these. A smaller ridge has to be clearly better, unless its run still improves
     when it is cut off, as it does without noise.
     """
-    known, rest = next(splits)
-    held_out = known.find_fair(rest)
-    rows = problem.make_rows(known, RIDGES[0])
+    rows, held_out = _hold_out(problem, next(splits))
     error_of_mean = held_out.compare(problem.mean)
     chosen, trials = _search(problem, rows, held_out, error_of_mean)
     best = trials[chosen]
-    close = [l2_reg for l2_reg in trials if trials[l2_reg].error <= best.error * (1 + _CHANCE)]
+    most = best.error * (1 + _CHANCE)
+    close = {l2_reg: trial for l2_reg, trial in trials.items() if trial.error <= most}
     if len(close) > 1 and not best.is_unfinished:
-        errors = [[trials[l2_reg].error for l2_reg in close]]
-        for known, rest in splits:
-            held_out = known.find_fair(rest)
-            rows = problem.make_rows(known, RIDGES[0])
-            repeated = [
-                try_ridge(problem, rows, l2_reg, held_out, trials[l2_reg].seed) for l2_reg in close
-            ]
-            errors.append([trial.error for trial in repeated])
-        chosen = _decide(close, np.array(errors), best.error, chosen)
+        errors = [[trial.error for trial in close.values()]]  # (split, ridge)
+        for split in splits:
+            rows, held_out = _hold_out(problem, split)
+            errors_here = []
+            for l2_reg, trial in close.items():
+                repeated = try_ridge(problem, rows, l2_reg, held_out, trial.seed)
+                errors_here.append(repeated.error)
+            errors.append(errors_here)
+        chosen = _decide(list(close), np.array(errors), best.error, chosen)
     return chosen, trials[chosen], error_of_mean
+
+
+def _hold_out(problem: Problem, split: Split) -> tuple[RowSolver, ObservedEntries]:
+    """Return what fits rows to one part of a split, and the entries that judge its models."""
+    fitted, rest = split
+    held_out = fitted.find_fair(rest)
+    return problem.make_rows(fitted, RIDGES[0]), held_out
 
 
 def _decide(close: list[float], errors: np.ndarray, least: float, default: float) -> float:
@@ -109,7 +115,8 @@ def _search(
     trials: dict[float, Trial] = {}
     best = Trial(math.inf, is_unfinished=False, has_components=False, seed=0, factors=[])
     for l2_reg in RIDGES:
-        trials[l2_reg] = trial = try_ridge(problem, rows, l2_reg, held_out)
+        trial = try_ridge(problem, rows, l2_reg, held_out)
+        trials[l2_reg] = trial
         num_worse += 1
         # Without noise every smaller ridge is a little better.
         clarity = 0 if trial.is_unfinished else _CLARITY
@@ -120,8 +127,12 @@ def _search(
         for tried in trials.values():
             if tried.error > best.error * (1 + _CHANCE):
                 tried.factors.clear()  # their memory is not needed
-        num_allowed = _NUM_WORSE if best.has_components else _NUM_WORSE_WITHOUT
-        if num_worse >= num_allowed and best.error < min(error_of_mean, 1.0) * (1 - _CLARITY):
+        most_worse = _NUM_WORSE
+        if not best.has_components:
+            most_worse = _NUM_WORSE_WITHOUT
+        # Clearly better than to predict the mean, or zeros.
+        is_useful = best.error < min(error_of_mean, 1.0) * (1 - _CLARITY)
+        if num_worse >= most_worse and is_useful:
             break
     if not best.has_components:
         with_components = [l2_reg for l2_reg, trial in trials.items() if trial.has_components]

@@ -96,10 +96,14 @@ def tucker(
     """
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
-    ranks = find_tucker_rank(x, rank, None if fixed_factors else x.ndim)
+    # With fixed factors, ranks may be those of the other modes alone.
+    num_ranks = None if fixed_factors else x.ndim
+    ranks = find_tucker_rank(x, rank, num_ranks)
     missing = None if mask is None else find_missing(tensor, mask, lists=True)
     if isinstance(init, tuple | list | TuckerTensor) and not isinstance(init, Resumed):
         init = _copy_guess(init)
+
+    # TensorLy's own loop, if it can do all that is asked for.
     if callback is None and not isinstance(init, Resumed) and missing is None:
         return tensorly_loop("tucker")(
             x,
@@ -118,6 +122,8 @@ def tucker(
             f"fixed_factors is {fixed_factors!r}, expected None together with callback=, mask= or "
             "a checkpoint: leave one of them out"
         )
+
+    # TensorLy's iterations, one at a time.
     sizes = _list_ranks(x, ranks)
     iterate = functools.partial(
         tensorly_loop("partial_tucker"), rank=sizes, svd=svd, random_state=random_state
@@ -235,8 +241,10 @@ class TensorlyTucker(Sweep):
         inner = (core * tl.tenalg.multi_mode_dot(x, factors, transpose=True)).sum()
         grams = [transposed_product(factor, factor) for factor in factors]
         model_square = (core * tl.tenalg.multi_mode_dot(core, grams)).sum()
-        square = x.norm() ** 2
-        return float(abs(square + model_square - 2 * inner)) ** 0.5 / float(x.norm())
+        norm = x.norm()
+        # |x - m|^2 = |x|^2 + |m|^2 - 2 <x, m>; rounding may leave less than 0.
+        residual_square = float(abs(norm**2 + model_square - 2 * inner))
+        return residual_square**0.5 / float(norm)
 
     def make(self) -> TuckerTensor:
         return make_tucker_tensor(self.model)

@@ -97,8 +97,10 @@ def _look_at(
     # probability of exp(-expected), as in a Poisson distribution.
     outer = functools.reduce(np.multiply.outer, [shares[mode] for mode in modes])
     expected = num_rows * outer.reshape(-1)
-    absent_by_chance = float(np.exp(-expected[expected > 0]).sum())
-    num_poor = int(((row_counts > 0) & (row_counts < expected / 10)).sum())
+    is_possible = expected > 0
+    absent_by_chance = float(np.exp(-expected[is_possible]).sum())
+    is_poor = (row_counts > 0) & (row_counts < expected / 10)
+    num_poor = int(is_poor.sum())
     if absent_by_chance > num_absent / 10 or num_poor > 1 + num_absent / 4:
         return None
     lost_rows = float(expected[row_counts == 0].sum())
@@ -108,7 +110,9 @@ def _look_at(
 def describe_absent(absent: AbsentBlocks, names: Sequence[str]) -> str:
     """Describe how many blocks are absent, and the `missing` that settles what they mean."""
     mode_names = [str(names[mode]) for mode in absent.modes]
-    kind = "pairs" if len(mode_names) == 2 else "combinations"
+    kind = "combinations"
+    if len(mode_names) == 2:
+        kind = "pairs"
     argument = json.dumps(mode_names, ensure_ascii=False)
     count = f"{absent.num_absent:,} of {absent.num_combinations:,}"
     return (

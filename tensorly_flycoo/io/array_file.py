@@ -190,6 +190,18 @@ class _Member(NamedTuple):
     order: Literal["C", "F"]
 
 
+def _has_shape(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Return whether a shape is as expected, where None stands for any size.
+
+    >>> _has_shape((3, 2), (None, 2)), _has_shape((3, 2), (None,))
+    (True, False)
+    """
+    if len(shape) != len(expected):
+        return False
+    pairs = zip(shape, expected, strict=True)
+    return all(wanted in (None, size) for size, wanted in pairs)
+
+
 class ArrayReader:
     """An open file; reading an array that is damaged or missing raises a ValueError naming it."""
 
@@ -222,17 +234,17 @@ class ArrayReader:
         """Return an array; verify its checksum and, if given, shape (None: any size) and dtype."""
         with self._open(name) as member, self._archive.open(f"{name}.npy") as file:
             array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-            expected_shape = member.shape if shape is None else shape
+            expected_shape: tuple[int | None, ...] = member.shape
+            if shape is not None:
+                expected_shape = shape
             expected_dtypes = dtypes or (member.dtype,)
-            has_shape = len(member.shape) == len(expected_shape) and all(
-                size in (None, actual_size)
-                for size, actual_size in zip(expected_shape, member.shape, strict=True)
-            )
-            if not has_shape or member.dtype not in expected_dtypes:
+            is_right = member.dtype in expected_dtypes
+            if not is_right or not _has_shape(member.shape, expected_shape):
+                shape_text = str(expected_shape).replace("None", "any")
+                dtype_text = " or ".join(map(str, expected_dtypes))
                 raise ValueError(
                     f"it has shape {member.shape} and dtype {member.dtype}, expected "
-                    f"{str(expected_shape).replace('None', 'any')} and "
-                    f"{' or '.join(map(str, expected_dtypes))}"
+                    f"{shape_text} and {dtype_text}"
                 )
             return array
 
@@ -357,7 +369,9 @@ def _read_text(reader: ArrayReader, mode: int) -> np.ndarray:
 
 def keep_name(column: Any) -> Any:
     """Return a column's name if a header can hold it, else None."""
-    return column if isinstance(column, str | int) else None
+    if isinstance(column, str | int):
+        return column
+    return None
 
 
 def describe_unknown(unknown: Unknown) -> Header:

@@ -111,7 +111,9 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
     """
     check_saveable(model)
     header: Header = {"errors": [float(error) for error in errors], **describe_record(model)}
-    core_name = "weights" if isinstance(model, CPTensor) else "core"
+    core_name = "core"
+    if isinstance(model, CPTensor):
+        core_name = "weights"
     arrays = [(core_name, getattr(model, core_name)), *number("factor", model.factors)]
     arrays += list_record_arrays(model)
     record = find_record(model)
@@ -152,8 +154,9 @@ def _read_facts(header: Header) -> tuple[list[float], str, str]:
     solver = header.get("solver", "")
     digest = header.get("digest", "")
     are_texts = type(solver) is str and type(digest) is str
-    are_errors = isinstance(errors, list) and len(errors) > 0
-    if not (are_texts and are_errors and {type(error) for error in errors} <= {int, float}):
+    has_errors = isinstance(errors, list) and len(errors) > 0
+    are_numbers = has_errors and {type(error) for error in errors} <= {int, float}
+    if not (are_texts and are_numbers):
         raise ValueError("its header does not have errors, as numbers, a solver and a digest")
     return [float(error) for error in errors], solver, digest
 
@@ -175,7 +178,9 @@ def find_digest(x: FlycooTensor) -> str:
 def _hash_piece(piece: Piece) -> np.ndarray:
     """Add the hashes of the nonzeros, in any order, modulo 2**64."""
     total = 0
-    block_size = _CPU_BLOCK if piece.xp is np else _GPU_BLOCK
+    block_size = _GPU_BLOCK
+    if piece.xp is np:
+        block_size = _CPU_BLOCK
     for coords, values in piece.iterate_nonzeros(block_size):
         total += int(_hash(coords, values).sum())
     return np.asarray(total & _MASK, np.uint64)

@@ -146,13 +146,16 @@ def from_dataframe(
     array([[0., 0.],
            [1., 1.]])
     """
+    # Check the options.
     modes = check_modes(modes)
     check_choice(aggregate or "sum", "aggregate", AGGREGATES)
     row_rule, blocks = _check_missing(missing, modes)
-    zeros = zeros or ("keep" if row_rule == "unknown" else "raise")
+    if not zeros:
+        zeros = "keep" if row_rule == "unknown" else "raise"
     check_choice(zeros, "zeros", ZEROS)
     given_labels = _check_labels(labels, modes)
 
+    # Number the entries of each mode.
     coded, numbers = _read_tables(df, modes, values, given_labels, row_rule)
     coords = np.stack([column.codes for column in coded.values()])
     mode_labels = {name: column.labels.entries for name, column in coded.items()}
@@ -161,17 +164,20 @@ def from_dataframe(
     if not given_labels:
         _warn_of_many_labels(mode_labels, coords.shape[1])
 
+    # Which cells without a row are unknown?
     if has_values and missing in (None, "drop"):
         _warn_of_absent_blocks(coords, shape, modes)
     unknown: Unknown = None
     if row_rule == "unknown":
         unknown = "all"
-    elif blocks:
+    elif blocks:  # before rows of zeros are dropped: their cells are known
         unknown = _mask_blocks(coords, shape, modes, blocks, given_labels)
 
+    # From rows to cells.
     if numbers is not None and zeros == "drop" and not numbers.all():
-        coords = coords[:, numbers != 0]
-        numbers = numbers[numbers != 0]
+        is_nonzero = numbers != 0
+        coords = coords[:, is_nonzero]
+        numbers = numbers[is_nonzero]
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
     num_repeated = 0
@@ -188,12 +194,8 @@ def from_dataframe(
         _warn_of_added_values(num_repeated, coords.shape[1])
 
     ordered = [*list_ordered(coded), *getattr(labels, "ordered", ())]
-    return LabelledTensor(
-        tensor,
-        Labels(mode_labels, ordered=ordered),
-        unknown,
-        value_column=values if has_values else None,
-    )
+    value_column = values if has_values else None
+    return LabelledTensor(tensor, Labels(mode_labels, ordered=ordered), unknown, value_column)
 
 
 def _check_labels(labels: Any, modes: Sequence[str]) -> Mapping[str, Any]:
@@ -225,7 +227,10 @@ def _read_tables(
     part_values: list[np.ndarray] = []
     are_parts, tables = _list_tables(df, list_columns(modes, values))
     for number, table in enumerate(tables):
-        with name_errors(f"part {number} of df") if are_parts else contextlib.nullcontext():
+        place: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if are_parts:
+            place = name_errors(f"part {number} of df")
+        with place:
             columns = open_table(table, modes, values)
             coded, numbers = read_rows(columns, modes, values, labels, missing, hint)
         num_rows += len(columns[modes[0]])
@@ -233,7 +238,9 @@ def _read_tables(
         if numbers is not None:
             part_values.append(numbers)
     if not any(part[modes[0]].codes.size for part in parts):
-        reason = "no row without a missing entry" if num_rows else "no rows"
+        reason = "no rows"
+        if num_rows:
+            reason = "no row without a missing entry"
         raise ValueError(f"df has {reason}, expected at least one")
     if len(parts) == 1:
         return coded, numbers  # of the only part
@@ -296,8 +303,10 @@ def _check_missing(
 
 def _warn_of_many_labels(mode_labels: Mapping[str, np.ndarray], num_rows: int) -> None:
     """Log which modes have nearly as many labels as the table has rows."""
+    if num_rows < _MANY_ROWS:
+        return
     for name, entries in mode_labels.items():
-        if 2 * entries.size > num_rows >= _MANY_ROWS:
+        if 2 * entries.size > num_rows:
             advice = "leave rare labels out, bin numbers (pandas.cut), or parse dates that are text"
             if entries.dtype.kind in "mM":
                 advice = f"round times (--modes {name}:day, or .dt.floor('D') in pandas)"
@@ -343,10 +352,12 @@ def read_rows(
     check_choice(missing, "missing", (*MISSING, "unknown"))
     coded = {name: number_entries(columns[name], name) for name in modes}
     for name, given_labels in labels.items():
-        column_codes, column_labels = coded[name]
-        codes, entries = place_entries(name, column_codes, column_labels.entries, given_labels)
-        coded[name] = CodedColumn(codes, ColumnLabels(entries, column_labels.zone))
-    numbers = None if values is None else read_values(columns[values], values)
+        own_codes, own_labels = coded[name]
+        codes, entries = place_entries(name, own_codes, own_labels.entries, given_labels)
+        coded[name] = CodedColumn(codes, ColumnLabels(entries, own_labels.zone))
+    numbers = None
+    if values is not None:
+        numbers = read_values(columns[values], values)
 
     is_missing = {name: column.codes < 0 for name, column in coded.items()}
     if numbers is not None and values is not None:  # a column may be both a mode and the values
@@ -436,7 +447,9 @@ def check_columns(columns: Iterable[str], names: Sequence[str], table: Any, hint
     for name in columns:
         count = list(names).count(name)
         if count != 1:
-            count_text = f"{count} columns" if count else "no column"
+            count_text = "no column"
+            if count:
+                count_text = f"{count} columns"
             raise ValueError(
                 f"{table} has {count_text} {name!r}, expected one of {list(names)}{hint}"
             )
@@ -516,18 +529,18 @@ def _merge(
     coords: np.ndarray, numbers: np.ndarray, shape: Sequence[int], aggregate: str | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Merge the values of each cell; return also how many cells have several."""
-    coords, numbers, starts = group_cells(coords, numbers, shape, select_engine("cpu"))
-    ends = np.append(starts[1:], numbers.size)
+    cells, grouped, starts = group_cells(coords, numbers, shape, select_engine("cpu"))
+    ends = np.append(starts[1:], grouped.size)
     counts = ends - starts
     num_repeated = int(np.count_nonzero(counts > 1))
     if aggregate == "last":
-        return coords, numbers[ends - 1], num_repeated
+        return cells, grouped[ends - 1], num_repeated
     if aggregate == "max":
-        return coords, np.maximum.reduceat(numbers, starts), num_repeated
-    sums = np.add.reduceat(numbers, starts, dtype=np.float64)  # also of float32: fewer roundings
+        return cells, np.maximum.reduceat(grouped, starts), num_repeated
+    sums = np.add.reduceat(grouped, starts, dtype=np.float64)  # also of float32: fewer roundings
     if aggregate == "mean":
         sums /= counts
-    return coords, sums.astype(numbers.dtype), num_repeated
+    return cells, sums.astype(grouped.dtype), num_repeated
 
 
 def read_indices(column: Any, name: str) -> np.ndarray:

@@ -105,8 +105,9 @@ def _convert_objects(column: Any) -> Any:
 
     kind = pandas.api.types.infer_dtype(column, skipna=True)
     if kind == "integer":
-        is_large = column.dropna().max() >= 2**63
-        return column.astype("UInt64" if is_large else "Int64")
+        if column.dropna().max() >= 2**63:
+            return column.astype("UInt64")
+        return column.astype("Int64")
     if kind in ("date", "mixed", "mixed-integer"):  # a date may be a time, too
         types = sorted({type(entry).__name__ for entry in column.dropna()})
         if len(types) > 1:
@@ -147,7 +148,9 @@ def number_entries(column: Any, name: str) -> CodedColumn:
     label_of_code = _look_up(label_of_distinct, distinct.indices)
     codes = _look_up(label_of_code, encoded.indices)
     zone = getattr(encoded.type.value_type, "tz", None)
-    labels = ColumnLabels(entries, zone, entries if is_ordered else None)
+    labels = ColumnLabels(entries, zone)
+    if is_ordered:
+        labels = labels._replace(categories=entries)
     if all_occur:
         return CodedColumn(codes, labels)
     return drop_unused(codes, labels)
@@ -200,8 +203,8 @@ def _warn_of_merged_times(instants: Any, local: Any, name: str) -> None:
     pa = require_pyarrow()
     place = int(np.argmax(is_repeated))
     utc = pa.timestamp(instants.type.unit, "UTC")
-    pair = sorted(instants.take(order[place : place + 2]).cast("int64").to_pylist())
-    first, second = (str(pa.scalar(instant, utc)) for instant in pair)
+    pair = instants.take(order[place : place + 2]).cast("int64")
+    first, second = (str(pa.scalar(instant, utc)) for instant in sorted(pair.to_pylist()))
     wall_time = local.dictionary[int(ordered[place])]
     num_repeated = int(is_repeated.sum())
     rest = ""
@@ -426,7 +429,9 @@ def _show(entry: Any) -> str:
     ("'7'", '7')
     """
     text = str(entry)
-    return repr(text) if isinstance(entry, str) else text
+    if isinstance(entry, str):
+        return repr(text)
+    return text
 
 
 def interpret_text(column: Any) -> Any:
@@ -486,4 +491,6 @@ def _drop_offsets(texts: Any) -> Any:
     """Return times without their offsets from UTC, if all have one; other texts as they are."""
     pc = require_pyarrow().compute
     have_offsets = pc.all(pc.match_substring_regex(texts, _OFFSET)).as_py()
-    return pc.replace_substring_regex(texts, _OFFSET, r"\1") if have_offsets else texts
+    if not have_offsets:
+        return texts
+    return pc.replace_substring_regex(texts, _OFFSET, r"\1")

@@ -98,8 +98,10 @@ def _describe_mask(mask: Any) -> Any:
 
 def _list_missing(mask: Any) -> np.ndarray:
     """Return the coordinates (ndim, count) that a mask marks as missing."""
-    coo = mask if hasattr(mask, "coords") else mask.asformat("coo")
-    return np.asarray(coo.coords[:, coo.data == 0], np.int64)
+    if not hasattr(mask, "coords"):  # such as sparse.GCXS
+        mask = mask.asformat("coo")
+    is_missing = mask.data == 0
+    return np.asarray(mask.coords[:, is_missing], np.int64)
 
 
 def _read_mask(reader: ArrayReader, shape: Any) -> Any:
@@ -152,10 +154,14 @@ def _read_older(header: Mapping[str, Any], ndim: int, rank: int) -> FitRecord | 
         "the file is of an older release, whose record of how a model was made lacks the weights "
         "of confidence=, the weight of unobserved=, signs, and the column of the values"
     )
+    absent = "unknown"
+    if ridge is None:
+        absent = "weighted"
+        ridge = 0.0
     record = FitRecord(
         method="observed_parafac",
-        absent="weighted" if ridge is None else "unknown",
-        l2_reg=0.0 if ridge is None else ridge,
+        absent=absent,
+        l2_reg=ridge,
         scale=header.get("observed_scale"),
         bias_modes=_as_list(header.get("bias_modes", [])),  # type: ignore[arg-type]
     )
@@ -164,25 +170,27 @@ def _read_older(header: Mapping[str, Any], ndim: int, rank: int) -> FitRecord | 
 
 def _check(record: FitRecord, ndim: int, rank: int) -> FitRecord:
     """Refuse a record whose facts cannot be true; return it with tuples in place of lists."""
-    scale = 1.0 if record.scale is None else record.scale
-    numbers = [record.unobserved, record.l2_reg, scale]
+    numbers = [record.unobserved, record.l2_reg]
+    if record.scale is not None:
+        numbers.append(record.scale)
     for strengths in record.constraints.values():
         numbers += strengths.values()
     modes = [*_as_list(record.non_negative), *record.constraints]
+    # One for each component, or none: its mode, ndim for the mean, -1 if it is no bias.
     bias_modes = _as_list(record.bias_modes)
+    flags = [record.is_weighted, record.is_centred]
+
+    # A comparison follows the check of types: others may not compare.
+    are_finite = _are_all(float, numbers) and all(0 <= value < math.inf for value in numbers)
+    are_modes = _are_all(int, modes) and all(0 <= mode < ndim for mode in modes)
+    are_bias_modes = _are_all(int, bias_modes) and all(-1 <= mode <= ndim for mode in bias_modes)
     checks = {
         "texts": _are_all(str, [record.method, record.loss, record.dtype]),
-        "numbers": _are_all(float, numbers)
-        and all(0 <= value < math.inf for value in numbers)
-        and scale != 0,
-        "modes": _are_all(int, modes) and all(0 <= mode < ndim for mode in modes),
-        # One for each component, or none: its mode, ndim for the mean, -1 if it is no bias.
-        "bias_modes": len(bias_modes) in (0, rank)
-        and _are_all(int, bias_modes)
-        and all(-1 <= mode <= ndim for mode in bias_modes),
+        "numbers": are_finite and record.scale != 0,
+        "modes": are_modes,
+        "bias_modes": are_bias_modes and len(bias_modes) in (0, rank),
         "value_column": record.value_column is None or type(record.value_column) in (str, int),
-        "absent": record.absent in ABSENT
-        and _are_all(bool, [record.is_weighted, record.is_centred]),
+        "absent": record.absent in ABSENT and _are_all(bool, flags),
     }
     wrong = [name for name, is_right in checks.items() if not is_right]
     if wrong:
@@ -197,4 +205,6 @@ def _are_all(kind: type, facts: Iterable[Any]) -> bool:
 
 def _as_list(fact: Any) -> list[Any]:
     """Return a list of a header; anything else as its only, and wrong, item."""
-    return list(fact) if isinstance(fact, list | tuple) else [fact]
+    if isinstance(fact, list | tuple):
+        return list(fact)
+    return [fact]

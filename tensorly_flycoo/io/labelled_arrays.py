@@ -10,7 +10,7 @@ from ..base.checks import check_choice
 from ..tensor.converters import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
-from ..tensor.unknown import find_blocks
+from ..tensor.unknown import Unknown, find_blocks
 from .dataframe import keep_zeros, open_table
 from .entries import CodedColumn, ColumnLabels, coarsen, list_ordered, number_entries
 
@@ -62,7 +62,10 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Labell
     check_choice(missing, "missing", ("raise", "unknown"))
     data = array.compute().data  # it may be on disk
     is_sparse = is_raw_sparse(data)
-    is_nan = _find_nan(data.data if is_sparse else data)
+    if is_sparse and not hasattr(data, "coords"):  # such as sparse.GCXS
+        data = data.asformat("coo")
+    stored = data.data if is_sparse else data
+    is_nan = _find_nan(stored)
     # With nan as fill_value, only what is stored is known.
     has_nan_fill = bool(np.isnan(getattr(data, "fill_value", 0)))
     if (is_nan.any() or has_nan_fill) and missing == "raise":
@@ -71,16 +74,17 @@ def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> Labell
             ' and not zeros, missing="unknown"'
         )
     if is_sparse:
-        coo = data if hasattr(data, "coords") else data.asformat("coo")
-        known_values = coo.data[~is_nan]
+        known_values = stored[~is_nan]
         if has_nan_fill:
             known_values = keep_zeros(known_values)
-        tensor = FlycooTensor(coo.coords[:, ~is_nan], known_values, coo.shape, **options)
-        nan_coords = coo.coords[:, is_nan]
+        tensor = FlycooTensor(data.coords[:, ~is_nan], known_values, data.shape, **options)
+        nan_coords = data.coords[:, is_nan]
     else:
         tensor = FlycooTensor.from_dense(np.where(is_nan, 0, data), **options)
         nan_coords = np.stack(is_nan.nonzero())
-    unknown = "all" if has_nan_fill else find_blocks(nan_coords, tensor.shape)
+    unknown: Unknown = "all"
+    if not has_nan_fill:
+        unknown = find_blocks(nan_coords, tensor.shape)
     return LabelledTensor(tensor, _read_coordinates(array), unknown)
 
 
@@ -97,7 +101,9 @@ def _read_coordinates(array: Any) -> Labels:
     ordered = []
     for name, size in zip(array.dims, array.shape, strict=True):
         index = array.indexes.get(name)
-        coordinates = np.arange(size) if index is None else index.to_numpy()
+        coordinates = np.arange(size)
+        if index is not None:
+            coordinates = index.to_numpy()
         labels[name] = coarsen(coordinates)
         if is_ordered(index):
             ordered.append(name)
@@ -159,8 +165,7 @@ def from_anndata(
     >>> from_anndata(adata, ["donor", "type"])
     <LabelledTensor: donor (2), type (2), var (3); dtype=float64, nnz=3>
     """
-    from scipy.sparse import coo_array
-
+    # Check what is asked for.
     if not (hasattr(adata, "obs_names") and hasattr(adata, "layers")):
         raise TypeError(f"adata is a {type(adata).__name__}, expected an anndata.AnnData")
     if "layer" in options:  # else FlycooTensor would refuse it, which does not know `layers`
@@ -173,28 +178,40 @@ def from_anndata(
         modes.append("layer")
     if len({*modes}) < len(modes):
         raise ValueError(f"the modes are {modes}, expected different ones: rename columns of obs")
-    coded = _code_cells(adata, columns)
-    matrices = [adata.X]
-    if names is not None:
-        matrices = [adata.layers[name] for name in names]
-    if matrices[0] is None:
-        raise ValueError(f"adata has no X, expected one, or layers=, some of {[*adata.layers]}")
-    parts = [coo_array(read_into_memory(matrix)) for matrix in matrices]
 
-    cells = np.concatenate([part.row for part in parts])
-    genes = np.concatenate([part.col for part in parts])
+    # Read it.
+    coded = _code_cells(adata, columns)
+    layer_parts = _read_layers(adata, names)
+
+    # The labels and coordinates of each mode, in this order.
+    cells = np.concatenate([part.row for part in layer_parts])
+    genes = np.concatenate([part.col for part in layer_parts])
     # Cells with the same entries get the same coordinates, where the tensor adds them.
     coords = [column.codes[cells] for column in coded.values()]
     coords.append(genes)
     labels = {name: column.labels.entries for name, column in coded.items()}
     labels["var"] = np.asarray(adata.var_names)
     if has_layers:
-        coords.append(np.repeat(np.arange(len(parts)), [part.nnz for part in parts]))
+        nnz_of_layers = [part.nnz for part in layer_parts]
+        coords.append(np.repeat(np.arange(len(layer_parts)), nnz_of_layers))
         labels["layer"] = np.array(names)
-    values = np.concatenate([part.data for part in parts])
-    shape = [*map(len, labels.values())]
+
+    values = np.concatenate([part.data for part in layer_parts])
+    shape = [entries.size for entries in labels.values()]
     tensor = FlycooTensor(np.stack(coords), values, shape, **options)
     return LabelledTensor(tensor, Labels(labels, ordered=list_ordered(coded)))
+
+
+def _read_layers(adata: Any, names: Sequence[str] | None) -> list[Any]:
+    """Read some layers of an AnnData, as sparse matrices in memory; without names, its X."""
+    from scipy.sparse import coo_array
+
+    matrices = [adata.X]
+    if names is not None:
+        matrices = [adata.layers[name] for name in names]
+    if matrices[0] is None:
+        raise ValueError(f"adata has no X, expected one, or layers=, some of {[*adata.layers]}")
+    return [coo_array(read_into_memory(matrix)) for matrix in matrices]
 
 
 def _code_cells(adata: Any, columns: Sequence[str] | None) -> dict[str, CodedColumn]:
@@ -218,7 +235,8 @@ def _list_names(argument: str, names: Any, table: Any) -> list[str] | None:
     listed = [names]
     if isinstance(names, Iterable) and not isinstance(names, str):
         listed = [*names]
-    if missing := [name for name in listed if name not in table]:
+    missing = [name for name in listed if name not in table]
+    if missing:
         raise ValueError(f"{argument} has {missing}, expected some of {[*table]}")
     if not listed or len({*listed}) < len(listed):
         raise ValueError(f"{argument} is {names!r}, expected one or more different names")

@@ -163,8 +163,17 @@ class Reading:
         check_inside(coords, shape or (MAX_MODE_SIZE,) * ndim)
         check_finite(values)
         if shape is None:
-            shape = check_shape([int(indices.max(initial=0)) + 1 for indices in coords])
+            shape = check_shape(find_least_shape(coords))
         return Block(coords, values, shape)
+
+
+def find_least_shape(coords: Iterable[np.ndarray]) -> tuple[int, ...]:
+    """Return the smallest shape that has all indices.
+
+    >>> find_least_shape(np.array([[0, 2], [1, 0]]))
+    (3, 2)
+    """
+    return tuple(int(indices.max(initial=0)) + 1 for indices in coords)
 
 
 class _Position:

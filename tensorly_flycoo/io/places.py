@@ -39,7 +39,9 @@ def _expand(path: FilePath) -> list[str]:
     system, place = _find_system(name)
     # A folder may have the name "a[1]".
     is_pattern = _find_magic(place) and not system.exists(place)
-    matches = sorted(system.glob(place)) if is_pattern else [place]
+    matches = [place]
+    if is_pattern:
+        matches = sorted(system.glob(place))
     files: list[str] = []
     for match in matches:
         if system.isdir(match):

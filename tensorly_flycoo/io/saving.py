@@ -73,7 +73,8 @@ def save(path: FilePath, x: LabelledData) -> None:
     if isinstance(layout, SlabLayout):
         instead = "call save_slabs(path, x), which keeps its labels too"
         raise ValueError(f"x has {tensor.slabs} slabs, expected a tensor in one piece: {instead}")
-    write_layout(path, layout, x if isinstance(x, LabelledTensor) else None)
+    labelled = x if isinstance(x, LabelledTensor) else None
+    write_layout(path, layout, labelled)
 
 
 def write_layout(
@@ -179,7 +180,9 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
                 layout=reader.header["layout"],
                 device=engine.name,
             )
-        return label(x, reader) if "names" in reader.header else x
+        if "names" not in reader.header:
+            return x
+        return label(x, reader)
 
 
 def read_layout(reader: ArrayReader, cut: Cut, engine: Engine) -> Layout:

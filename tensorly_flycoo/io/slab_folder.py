@@ -91,7 +91,8 @@ class Index:
         """Write the index as JSON, with a format, a version and a digest."""
         facts = {"format": SLABS.format, "version": SLABS.version, **asdict(self)}
         with replace_file(folder / _INDEX_NAME) as file:
-            file.write(json.dumps(facts | {"digest": digest(facts)}, indent=1).encode())
+            text = json.dumps(facts | {"digest": digest(facts)}, indent=1)
+            file.write(text.encode())
 
     @classmethod
     def read(cls, folder: Path) -> "Index":
@@ -116,12 +117,14 @@ class Index:
         """Check that the facts suit each other; `read` has checked shape and groups."""
         check_choice(self.layout, "layout", _FILE_LAYOUTS)
         starts = [entry.start for entry in self.entries]
-        edges = [0, *(entry.stop for entry in self.entries)]
+        stops = [entry.stop for entry in self.entries]
+        edges = [0, *stops]
         is_growing = edges == sorted(set(edges))
-        if edges[:-1] != starts or not is_growing or edges[-1] != max(self.shape):
+        if starts != edges[:-1] or not is_growing or edges[-1] != max(self.shape):
             raise ValueError("the rows of slabs do not follow each other")
-        if not all(type(number) is int for entry in self.entries for number in entry[:3]):
-            raise ValueError("rows and sizes are not integers")
+        for start, stop, nbytes, _ in self.entries:
+            if not {type(start), type(stop), type(nbytes)} <= {int}:
+                raise ValueError("rows and sizes are not integers")
         check_choice(self.dtype, "dtype", tuple(VALUE_DTYPES))
         if type(self.num_slabs) is not int or not len(self.entries) <= self.num_slabs:
             raise ValueError(f"num_slabs is {self.num_slabs!r}, for {len(self.entries)} files")
@@ -348,10 +351,10 @@ def _write_held_slabs(folder: Path, layout: SlabLayout, wanted: list[Any]) -> In
     They write them as they are: `wanted` are the number of slabs, the dtype and the layout.
     """
     record_format = layout.record_format
-    held = [layout.num_slabs, record_format.dtype.name, layout.name]
-    if wanted != held:
+    present = [layout.num_slabs, record_format.dtype.name, layout.name]
+    if wanted != present:
         raise ValueError(
-            f"slabs, dtype and layout are {wanted}, but {held} on the workers, which write "
+            f"slabs, dtype and layout are {wanted}, but {present} on the workers, which write "
             "slabs as they are: load the tensor with those that are wanted"
         )
     run = layout.devices.run
@@ -531,10 +534,15 @@ def _check_slab(
     reader: ArrayReader, record_format: RecordFormat, index: Index, entry: Entry
 ) -> None:
     """Refuse the file of a slab that is not of the tensor that the index describes."""
+    slab_shape = find_slab_shape(index.shape, entry.stop - entry.start)
+    # A slab may number prefixes of its own, as a first group; the others are those of the index.
     num_numbered = record_format.num_numbered
+    other_groups = record_format.groups
+    if num_numbered > 0:
+        other_groups = other_groups[1:]
     is_right = (
-        record_format.shape == find_slab_shape(index.shape, entry.stop - entry.start)
-        and record_format.groups[num_numbered > 0 :] == list_rest(index.groups, num_numbered)
+        record_format.shape == slab_shape
+        and other_groups == list_rest(index.groups, num_numbered)
         and reader.header["dtype"] == index.dtype
         and reader.header["layout"] == index.layout
     )

@@ -63,7 +63,9 @@ def read_table(
 
     table = {}
     if values is not None:
-        table[values] = _read_numbers(raw[values]) if is_text else raw[values]
+        table[values] = raw[values]
+        if is_text:
+            table[values] = _read_numbers(raw[values])
     for mode, (column, unit) in sources.items():
         if unit:
             table[mode] = _round(raw[column], column, unit)
@@ -141,9 +143,9 @@ def _read_text_columns(
         null_values=["", *text.missing_text],
         strings_can_be_null=True,
     )
-    reading = csv.ReadOptions(
-        block_size=_BLOCK_NBYTES, column_names=None if text.has_header else names
-    )
+    reading = csv.ReadOptions(block_size=_BLOCK_NBYTES)
+    if not text.has_header:
+        reading.column_names = names
     try:
         return csv.read_csv(path, reading, _make_parse_options(text), converting)
     except pa.ArrowInvalid as error:
@@ -156,7 +158,9 @@ def _read_numbers(column: Any) -> Any:
     """Return a column of text as numbers or booleans if each entry is one, else as text."""
     texts = require_pyarrow().compute.utf8_trim_whitespace(column.cast("string"))
     numbers = cast_all(texts, "float64", "bool")
-    return texts if numbers is None else numbers
+    if numbers is None:
+        return texts
+    return numbers
 
 
 def _round(column: Any, name: str, unit: str) -> Any:
@@ -164,7 +168,9 @@ def _round(column: Any, name: str, unit: str) -> Any:
     pa = require_pyarrow()
     entry_type = getattr(column.type, "value_type", column.type)  # of a dictionary
     is_text = pa.types.is_string(entry_type) or pa.types.is_large_string(entry_type)
-    times = read_times(column.cast(entry_type)) if is_text else column
+    times = column
+    if is_text:
+        times = read_times(column.cast(entry_type))
     if times is None or not pa.types.is_temporal(times.type):
         kind = f"of {entry_type}"
         if is_text:

@@ -167,7 +167,9 @@ def _read_sizes(fields: Sequence[bytes]) -> tuple[int, ...]:
 def _show(text: bytes) -> str:
     """Return the beginning of a part of a file for an error."""
     shown = text[:_SHOWN].decode(errors="backslashreplace")
-    return shown + "..." if len(text) > _SHOWN else shown
+    if len(text) > _SHOWN:
+        shown += "..."
+    return shown
 
 
 class TnsParser:
@@ -238,11 +240,11 @@ class TnsParser:
         """Whether all indices, as the file has them, are inside the shape, and values finite."""
         least = self._index_base
         largest = self._sizes - 1 + self._index_base
-        return bool(
-            (coords.min(axis=0, initial=least) >= least).all()
-            and (coords.max(axis=0, initial=least) <= largest).all()
-            and np.isfinite(values).all()
-        )
+        if (coords.min(axis=0, initial=least) < least).any():
+            return False
+        if (coords.max(axis=0, initial=least) > largest).any():
+            return False
+        return bool(np.isfinite(values).all())
 
     def _strip_header(self, block: bytes) -> bytes:
         """Read the header, or the first nonzero, for the number of modes; return what follows."""
@@ -360,7 +362,9 @@ def _tidy(block: bytes) -> bytes:
     text = block.translate(_BLANKS)
     text = _COMMENTS.sub(b"", text)
     text = _MARGINS.sub(b"", text)
-    return re.sub(b"  +", b" ", text) if b"  " in text else text
+    if b"  " in text:  # else save a pass
+        text = re.sub(b"  +", b" ", text)
+    return text
 
 
 def _read_by_pyarrow(text: bytes, ndim: int) -> tuple[np.ndarray, np.ndarray]:

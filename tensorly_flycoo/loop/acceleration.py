@@ -197,10 +197,11 @@ class GaussNewton(Accelerator):
         if self._linesearch == GAUSS_NEWTON:
             return len(errors) >= _NUM_FIRST
         rank = self._sweep.model.factors[0].shape[1]
-        past = errors[-1 - _WINDOW :]
-        if len(past) <= _WINDOW or not is_step_cheap(self._sweep.tensor.nnz, rank):
+        if len(errors) <= _WINDOW or not is_step_cheap(self._sweep.tensor.nnz, rank):
             return False
-        return bool(past[0] - past[-1] < _CRAWL * (1 - past[-1]))
+        decrease = errors[-1 - _WINDOW] - errors[-1]
+        fit = 1 - errors[-1]
+        return bool(decrease < _CRAWL * fit)
 
     def _move_all(self) -> Any:
         """Change all factors; return the error."""
@@ -260,7 +261,8 @@ class GaussNewton(Accelerator):
         square = float(sweep.tensor.norm()) ** 2
         inner = inner_product(product, factors[self._longest])
         grams = np.stack(_multiply_pairs(factors, factors))
-        residual = abs(square + grams.prod(axis=0).sum() - 2 * float(inner)) / square
+        model_square = grams.prod(axis=0).sum()
+        residual = abs(square + model_square - 2 * float(inner)) / square
         ridge = sweep.l2_reg * grams.trace(axis1=1, axis2=2).sum() / square
         return float(residual**0.5), float((residual + ridge) ** 0.5), grams
 

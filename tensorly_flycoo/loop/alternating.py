@@ -71,7 +71,9 @@ class CpSweep(Sweep):
     @final
     def find_loss(self, error: Any) -> Any:
         """Return the error or, as imputed entries change the norm in it, the residual."""
-        return error if self.data.residual is None else self.data.residual
+        if self.data.residual is None:
+            return error
+        return self.data.residual
 
     @final
     def can_compare_errors(self) -> bool:

@@ -95,8 +95,16 @@ class TensorlyCp(FactorSolver):
 
     def measure(self, model: RunModel, last_mttkrp: Array) -> Any:
         norm = self.data.norm()
-        cp_tensor = (model.weights, model.factors)
-        return _cp.error_calc(self.data, norm, *cp_tensor, None, None, last_mttkrp)[0] / norm
+        residual_norm, *_ = _cp.error_calc(
+            self.data,
+            norm,
+            model.weights,
+            model.factors,
+            sparsity=None,
+            mask=None,
+            mttkrp=last_mttkrp,
+        )
+        return residual_norm / norm
 
     def list_moved(self, modes: list[int]) -> list[int]:
         """List all but the first mode: nothing depends on the factor that is updated first."""
@@ -138,9 +146,10 @@ class LeastSquares(CpSweep):
     def _orthogonalise(self) -> None:
         """Make the columns of each factor with enough rows orthonormal."""
         rank = self.model.factors[0].shape[1]
-        self.model.factors[:] = [
-            qr(factor)[0] if factor.shape[0] >= rank else factor for factor in self.model.factors
-        ]
+        factors = self.model.factors
+        for mode, factor in enumerate(factors):
+            if factor.shape[0] >= rank:
+                factors[mode], _ = qr(factor)
 
     def _extrapolate(self, search: LineSearch, iteration: int, before: Sequence[Array]) -> None:
         """Take up extrapolated factors if they lower the error."""

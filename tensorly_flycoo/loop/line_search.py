@@ -41,7 +41,8 @@ class LineSearch:
         measured = measure(further)
         is_better = measured[0] < error
         if self._verbose:
-            print(f"Line search of jump {jump} {'accepted' if is_better else 'failed'}")
+            outcome = "accepted" if is_better else "failed"
+            print(f"Line search of jump {jump} {outcome}")
         if is_better:
             self._num_failures = 0
             return further, measured

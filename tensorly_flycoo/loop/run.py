@@ -66,7 +66,9 @@ class Accelerator(ABC):
 
 def find_state(init: Any) -> Mapping[str, np.ndarray]:
     """Return the state that the checkpoint `init` holds; no arrays for another initial guess."""
-    return init.state if isinstance(init, Resumed) else {}
+    if isinstance(init, Resumed):
+        return init.state
+    return {}
 
 
 @final
@@ -102,7 +104,8 @@ class Run:
         num_past = len(model.errors)
         is_resumed = num_past > 0
         if self.callback is not None:
-            self._call(model.errors[-1] if is_resumed else self.sweep.measure_start())
+            error = model.errors[-1] if is_resumed else self.sweep.measure_start()
+            self._call(error)
         if not (is_resumed and self.stop.is_over(model.errors)):
             self._iterate(is_resumed)
         finish = self.finish or self.sweep.make

@@ -40,7 +40,7 @@ def start(
     if isinstance(init, Resumed):
         model = restore(init, x, rank, solver, x.dtype)
     else:
-        unfold = None
+        unfold = None  # that of `x`
         if missing is not None:
             unfold = functools.partial(
                 missing.unfold_imputed, rank=rank, num_repeats=svd_mask_repeats
@@ -76,7 +76,9 @@ def restore(
     """
     _check_solver(init, solver)
     saved_dtype = init.factors[0].dtype
-    expected_dtype = saved_dtype if dtype is None else dtype
+    expected_dtype = saved_dtype
+    if dtype is not None:
+        expected_dtype = dtype
     if (init.shape, init.rank, saved_dtype) != (x.shape, rank, expected_dtype):
         raise ValueError(
             f"the checkpoint has shape {init.shape}, rank {init.rank} and dtype {saved_dtype}, "
@@ -90,9 +92,10 @@ def restore(
     _check_resumed_facts(init, solver)
     xp = x._engine.xp
     weights_or_core, factors = init
-    # The first error is that of the start, which no iteration made.
     return RunModel(
-        xp.asarray(weights_or_core), [xp.asarray(factor) for factor in factors], init.errors[1:]
+        weights=xp.asarray(weights_or_core),
+        factors=[xp.asarray(factor) for factor in factors],
+        errors=init.errors[1:],  # the first is that of the start, which no iteration made
     )
 
 
@@ -101,7 +104,9 @@ def _check_solver(init: Any, solver: str) -> None:
     is_tucker = isinstance(init, ResumedTucker)
     if init.solver in ("", solver) and is_tucker == ("tucker" in solver):
         return
-    written_by = init.solver or ("tucker" if is_tucker else "a CP decomposition")
+    written_by = init.solver
+    if not written_by:
+        written_by = "tucker" if is_tucker else "a CP decomposition"
     raise ValueError(
         f"the checkpoint was written by {written_by}, expected {solver}: resume it there, or "
         "pass a tuple of its weights and factors as an initial guess"

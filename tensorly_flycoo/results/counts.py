@@ -77,12 +77,16 @@ def complete_fit(sums: Array, model_sum: float, num_entries: int) -> CountFit:
     deviance = 2 * (loss - (total - logs))
     mean_deviance = 0.0  # that of the mean count
     if total:
-        mean_deviance = 2 * (logs - total * math.log(total / num_entries))
+        mean_count = total / num_entries
+        mean_deviance = 2 * (logs - total * math.log(mean_count))
+    explained = math.nan
+    if mean_deviance:
+        explained = 1 - deviance / mean_deviance
     return CountFit(
         loss=loss,
         log_likelihood=-loss - log_factorials,
         deviance=deviance,
-        explained=1 - deviance / mean_deviance if mean_deviance else math.nan,
+        explained=explained,
         num_entries=num_entries,
     )
 
@@ -103,7 +107,8 @@ def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
         sums = 4 * (counts + 1) / (3 * gaps + np.sqrt(gaps**2 + 8 * means))
         # log P(X = count), with the factorial by Gosper's formula, plus the logarithm of the sum.
         far_logs = counts - means - special.rel_entr(counts, means)
-        far_logs += np.log(sums) - np.log(2 * np.pi * (counts + 1 / 6)) / 2
+        log_root = np.log(2 * np.pi * (counts + 1 / 6)) / 2
+        far_logs += np.log(sums) - log_root
     is_far = logs < np.where(counts > _MANY, _LEAST_OF_MANY, _LEAST)
     logs = np.where(is_far, np.minimum(far_logs, _LEAST_OF_MANY), logs)
     return np.where(counts <= 0, 0.0, logs)

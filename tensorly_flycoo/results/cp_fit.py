@@ -116,7 +116,11 @@ def cp_fit(
     CPFit(fit=0.5, relative_error=0.5, rmse=2.82842712474619, num_entries=2)
     """
     record = check_model("cp_fit", cp_tensor, x)
-    is_count = find_exact(record.loss if loss is None else loss).is_count
+    if loss is None:
+        loss = record.loss
+    is_count = find_exact(loss).is_count
+
+    # Which entries are compared? Those held out, the rows alone, or all that are not missing.
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
     has_rows_only = mask is None and isinstance(getattr(x, "unknown", None), str)
@@ -193,8 +197,9 @@ def _fit_values(
     model_square = float(multiply_grams(weights, factors, dtype=np.float64).sum())
     if missing is not None:
         model_square -= missing.sum_model(weights, factors, square=True)
-    square = (norm / power) ** 2 + model_square - 2 * float(inner) / power
-    return _make_fit(power * abs(square) ** 0.5, norm, count)
+    # |x - m|^2 = |x|^2 + |m|^2 - 2 <x, m>; rounding may leave less than 0.
+    residual_square = abs((norm / power) ** 2 + model_square - 2 * float(inner) / power)
+    return _make_fit(power * residual_square**0.5, norm, count)
 
 
 def _sum_counts(piece: Piece, engine: Engine, arrays: list[Array]) -> Array:
@@ -203,8 +208,11 @@ def _sum_counts(piece: Piece, engine: Engine, arrays: list[Array]) -> Array:
     ndim = piece.layout.record_format.ndim
     coords = piece.read_coords(records)
     values = piece.read_values(records)
-    weights = arrays[ndim] if len(arrays) > ndim else None
-    model, values = compare_entries((weights, arrays[:ndim]), (coords, values), "x")
+    factors = arrays[:ndim]
+    weights = None
+    if len(arrays) > ndim:
+        weights = arrays[ndim]
+    model, values = compare_entries((weights, factors), (coords, values), "x")
     check_counts(values, model)
     return sum_counts(values, model)
 

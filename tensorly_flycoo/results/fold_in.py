@@ -364,7 +364,9 @@ def _is_count(record: FitRecord, options: FoldInOptions) -> bool:
             f"loss is not given, and the model was fitted with {record.loss!r}, for which there "
             f"are no rows: expected one of {EXACT_LOSSES}"
         )
-    loss = record.loss if options.loss is None else options.loss
+    loss = options.loss
+    if loss is None:
+        loss = record.loss
     is_count = find_exact(loss).is_count
     if is_count and options.confidence is not None:
         raise ValueError(

@@ -124,6 +124,8 @@ def fold_in_coupled(
     check_choice(missing, "missing", ("zero", "unknown"))
     if mode not in model.factors:
         raise ValueError(f"mode is {mode!r}, expected one of {[*model.factors]}")
+
+    # Take the data, and the model, in float64.
     new_blocks, device = open_blocks(blocks)
     numbers = _find_numbers(model, new_blocks, mode)
     num_rows, labels = _join_new(new_blocks, mode)
@@ -150,14 +152,16 @@ def fold_in_coupled(
         gram = multiply_grams(None, [*fixed.values()])
         grams.append(scales[:, None] * gram * weights[number])
 
+    # Rows that the same blocks know have one system.
     users = [b for b, names in enumerate(model.blocks) if mode in names]
-    ridge = xp.diag(l2_reg * sum(block_weights[b] * weights[b] ** 2 for b in users))
+    squares = sum(block_weights[b] * weights[b] ** 2 for b in users)
+    ridge = xp.diag(l2_reg * squares)
     rows = xp.zeros_like(targets)
     for alike, known_blocks in group_rows(is_known, xp):
         gram = sum((grams[n] for n in known_blocks), start=ridge)
         rows[alike] = _solve(targets[alike], gram, non_negative)
-    old = model.factors[mode]
-    return NewRows(move(rows.astype(old.dtype), array_module(old)), labels)
+    factor = model.factors[mode]
+    return NewRows(move(rows.astype(factor.dtype), array_module(factor)), labels)
 
 
 def _divide_data(block: CoupledBlock, power: float) -> None:
@@ -165,7 +169,9 @@ def _divide_data(block: CoupledBlock, power: float) -> None:
     x = to_exact(block.data)
     if power != 1:
         x = x * (1 / power)
-    block.data = WholeTensor(x) if isinstance(x, FlycooTensor) else x
+    if isinstance(x, FlycooTensor):
+        x = WholeTensor(x)
+    block.data = x
 
 
 def _scale_weights(model: Any, xp: Any) -> tuple[list[Array], list[float], list[float]]:
@@ -177,7 +183,8 @@ def _scale_weights(model: Any, xp: Any) -> tuple[list[Array], list[float], list[
     powers = []
     for cp_tensor in model.cp_tensors:
         weights = move(cp_tensor.weights, xp).astype(np.float64)
-        power = 2.0 ** find_exponent(float(abs(weights).max()), 1, weights.dtype)
+        largest = float(abs(weights).max())
+        power = 2.0 ** find_exponent(largest, 1, weights.dtype)
         divided.append(weights / power)
         powers.append(power)
     return divided, powers, weigh_divided(model.block_weights, powers)

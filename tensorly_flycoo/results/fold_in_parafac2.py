@@ -237,11 +237,13 @@ def _fold_in_slices(
     search = _Search(b, c, non_negative)
     # A row begins as the mean size of the model's: of 1 in a component that has none.
     sizes = abs(a).mean(axis=0, dtype=np.float64)
-    start = array_module(a).where(sizes > 0, sizes, 1)
-    rows, changes = search.find(data.cross_columns(c), start)
+    first_row = array_module(a).where(sizes > 0, sizes, 1)
+    rows, changes = search.find(data.cross_columns(c), first_row)
     if data.missing is not None:
         rows, changes = _Imputation(data, data.missing, search, x, b, c).find(rows)
-    signs = np.where(rows @ a.sum(axis=0, dtype=np.float64) < 0, -1, 1)
+    # The sign of a whole row is open, since its projection takes it up: like the model's rows.
+    model_sum = a.sum(axis=0, dtype=np.float64)
+    signs = np.where(rows @ model_sum < 0, -1, 1)
     rows = rows * signs[:, None]
     data.project([rows, b, c])
     num_moving = int((changes > 0).sum())
@@ -251,10 +253,8 @@ def _fold_in_slices(
             f"{float(changes.max()):.1g} of their largest element after {_MAX_UPDATES} updates, "
             "and are so much less precise than others"
         )
-    projections = [
-        data.projections[start : start + size]
-        for start, size in zip(x.starts.tolist(), x.row_counts.tolist(), strict=True)
-    ]
+    bounds = zip(x.starts.tolist(), x.row_counts.tolist(), strict=True)
+    projections = [data.projections[start : start + count] for start, count in bounds]
     return FoldedIn(rows.astype(x.dtype), projections)
 
 
@@ -329,10 +329,9 @@ class _Imputation:
         lengths = xp.where(is_bent, lengths.clip(1, _MAX_LENGTH), 1)
         row_lengths = lengths[:, None]
         value_lengths = lengths[self._slices].astype(data.dtype)
-        return _State(
-            state.rows + 2 * row_lengths * row_changes + row_lengths**2 * row_bends,
-            state.values + 2 * value_lengths * value_changes + value_lengths**2 * value_bends,
-        )
+        rows = state.rows + 2 * row_lengths * row_changes + row_lengths**2 * row_bends
+        values = state.values + 2 * value_lengths * value_changes + value_lengths**2 * value_bends
+        return _State(rows, values)
 
     def _measure(self, state: _State) -> Array:
         """Compute the squared error of each slice at its known entries, but for a constant."""

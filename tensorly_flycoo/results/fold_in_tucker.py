@@ -94,10 +94,13 @@ def fold_in_tucker(
             non_negative=non_negative,
         )
     else:
+        missing_cells = None
+        if missing is not None:
+            missing_cells = _list_missing(missing, exact, fixed, mode)
         rows = solve_row_systems(
             _multiply_data(known_data, exact, fixed, mode),
             gram,
-            None if missing is None else _list_missing(missing, exact, fixed, mode),
+            missing_cells,
             non_negative=non_negative,
         )
     return rows.astype(x.dtype, copy=False)

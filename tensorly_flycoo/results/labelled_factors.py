@@ -177,7 +177,8 @@ class LabelledFactors:
         for column in factor.T:
             rows = _find_top(column, n)
             names = take_labels(labels, rows)
-            components.append(dict(zip(names, column[rows].tolist(), strict=True)))
+            elements = column[rows].tolist()
+            components.append(dict(zip(names, elements, strict=True)))
         return components
 
     def to_frames(self) -> tuple[np.ndarray, list["DataFrame"]]:
@@ -455,7 +456,9 @@ def _draw_lines(
         order = np.arange(labels.size)
         x = order
     limits = _find_limits(factor, *ends)
-    marker = "." if labels.size <= _MAX_MARKERS else ""
+    marker = ""
+    if labels.size <= _MAX_MARKERS:
+        marker = "."
     for r, axes in enumerate(panels):
         axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
         if ends:
@@ -474,9 +477,11 @@ def _set_ticks(axes: "Axes", labels: np.ndarray, is_scale: bool) -> None:
 
     kind = labels.dtype.kind
     if not is_scale:
-        places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
-        # As Python's objects, but dates, which tolist would make numbers of.
-        shown = labels[places] if kind == "M" else labels[places].tolist()
+        evenly = np.linspace(0, labels.size - 1, 5)
+        places = np.unique(evenly.round().astype(int))
+        shown: Any = labels[places]
+        if kind != "M":  # as Python's objects; tolist would make numbers of dates
+            shown = shown.tolist()
         axes.set_xticks(places, list(map(_shorten, shown)), rotation=20, ha="right", **_TICKS)
     elif kind == "M":
         locator = AutoDateLocator(maxticks=7)

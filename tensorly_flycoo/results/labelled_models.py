@@ -173,7 +173,9 @@ class _NewRows(LabelledFactors):
         factor = self.factors[index]
         old_labels = dict(self.labels)
         del old_labels[self.names[index]]
-        is_observed = record.absent == "unknown" if observed is None else observed
+        is_observed = observed
+        if observed is None:
+            is_observed = record.absent == "unknown"
         defaults: dict[str, Any] = {
             "dtype": factor.dtype,
             "device": "cuda" if is_cupy(factor) else "cpu",
@@ -181,7 +183,9 @@ class _NewRows(LabelledFactors):
             "missing": "raise",
         }
         options = defaults | options
-        column = record.value_column if values is None else values
+        column = values
+        if values is None:
+            column = record.value_column
         x_new = from_dataframe(frame, self.names, column, labels=old_labels, **options)
         weights = None
         if confidence is not None:
@@ -475,8 +479,9 @@ def _bring_into_form(
         if shift.any():
             factors[n] = factors[n] / xp.asarray(np.ldexp(1.0, shift), dtype)
             powers += shift
-        norms.append(move(column_norms(factors[n]), np).astype(np.float64))
-        mantissas, exponents = np.frexp(norms[n])
+        norm = move(column_norms(factors[n]), np).astype(np.float64)
+        norms.append(norm)
+        mantissas, exponents = np.frexp(norm)
         scales = scales * mantissas
         powers = powers + exponents
     new_weights = np.ldexp(scales, powers)

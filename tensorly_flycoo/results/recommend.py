@@ -78,14 +78,20 @@ def recommend(
     first, second = _find_modes(cp_tensor, mode, of)
     weights, factors = take_model(cp_tensor)
     row_labels, column_labels = _find_labels(cp_tensor, factors, first, second)
-    wanted = row_labels if ids is None else np.atleast_1d(as_labels(ids))
+    wanted = row_labels
+    if ids is not None:
+        wanted = np.atleast_1d(as_labels(ids))
     rows, _ = place_entries("ids", np.arange(wanted.size), wanted, row_labels)
     columns = _average_columns(weights, factors, first, second)
-    excluded = None if exclude is None else _list_pairs(exclude, [first, second])
+    excluded = None
+    if exclude is not None:
+        excluded = _list_pairs(exclude, [first, second])
+
+    # Block by block, since the predictions of all rows may not fit in memory.
     xp = array_module(columns)
     step = choose_block_size(columns, column_labels.size)
     n = min(check_count(n, "n"), column_labels.size)
-    best = []
+    best: list[dict[Any, float]] = []
     for start in range(0, rows.size, step):
         block = xp.asarray(rows[start : start + step])
         predicted = factors[first][block] @ columns.T
@@ -93,13 +99,20 @@ def recommend(
         if excluded is not None:
             block_rows, pairs = match_sorted(block, excluded[0], xp)
             predicted[block_rows, excluded[1, pairs]] = -np.inf
-        places = find_largest(predicted, n)
-        values = move(xp.take_along_axis(predicted, places, axis=1), np)
-        for places_of_row, values_of_row in zip(move(places, np), values, strict=True):
-            is_left = values_of_row > -np.inf
-            names = take_labels(column_labels, places_of_row[is_left])
-            best.append(dict(zip(names, values_of_row[is_left].tolist(), strict=True)))
+        best += _list_largest(predicted, n, column_labels)
     return best
+
+
+def _list_largest(predicted: Array, n: int, labels: np.ndarray) -> list[dict[Any, float]]:
+    """List the labels and values of the `n` largest predictions of each row, but those excluded."""
+    places = find_largest(predicted, n)
+    values = move(array_module(predicted).take_along_axis(predicted, places, axis=1), np)
+    largest = []
+    for places_of_row, values_of_row in zip(move(places, np), values, strict=True):
+        is_left = values_of_row > -np.inf
+        names = take_labels(labels, places_of_row[is_left])
+        largest.append(dict(zip(names, values_of_row[is_left].tolist(), strict=True)))
+    return largest
 
 
 def _find_labels(

@@ -151,9 +151,14 @@ class MemoryBuilder(SlabBuilder):
         self._values = values
         self._waits_on_host = waits_on_host
         nnz = values.shape[0]
-        num_shares = 1 if is_cupy(values) else devices.count  # a GPU's own nonzeros stay there
-        num_blocks = max(num_shares, num_slabs) if waits_on_host else num_shares
-        block_nnz = max(1, min(BLOCK_NNZ, -(-nnz // num_blocks)))
+        num_shares = devices.count
+        if is_cupy(values):  # a GPU's own nonzeros stay there
+            num_shares = 1
+        num_blocks = num_shares
+        if waits_on_host:  # so that a device has a slab's share at a time
+            num_blocks = max(num_shares, num_slabs)
+        share = -(-nnz // num_blocks)
+        block_nnz = max(1, min(BLOCK_NNZ, share))
         self._starts = range(0, max(1, nnz), block_nnz)
         self._homes = assign_homes(len(self._starts), num_shares)
         self._blocks: list[Array] = []  # packed
@@ -268,7 +273,8 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
 
     def count_before(rows: np.ndarray) -> np.ndarray:
         """Count the nonzeros before some rows."""
-        counted = move(ends[xp.asarray(np.maximum(rows - 1, 0))], np)
+        last_rows = xp.asarray(np.maximum(rows - 1, 0))
+        counted = move(ends[last_rows], np)
         return np.where(rows > 0, counted, 0)
 
     rows_above = find_rows(wanted)
@@ -277,8 +283,9 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     is_above_nearer = counts_above - wanted < wanted - counts_below
     nearest = np.where(is_above_nearer, counts_above, counts_below)
     *starts, end = find_rows(np.append(nearest, nnz)).tolist()
-    # No slab begins after the last nonzero.
-    return (*(start if start < end else size for start in starts), size)
+    # No slab begins after the last nonzero: those that would are empty ones at the end.
+    edges = [start if start < end else size for start in starts]
+    return (*edges, size)
 
 
 def list_rows(edges: Sequence[int]) -> list[range]:

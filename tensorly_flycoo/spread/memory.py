@@ -27,6 +27,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -173,7 +174,9 @@ def estimate_memory(
     engine = select_engine(device)
     is_spread = engine.spreads(nnz)
     is_streamed = keep == "host" and engine.make_stager is not None
-    num_devices = engine.num_devices if is_spread else 1
+    num_devices = 1
+    if is_spread:
+        num_devices = engine.num_devices
     num_slabs = slabs or choose_num_slabs(nnz, num_devices)
     division, num_numbered = find_groups(groups, shape, nnz, num_slabs)
     tensor = TensorSizes(nnz, shape, dtype, division)
@@ -293,6 +296,7 @@ def _estimate_slabs(
 
     Returns also whether the records must wait on the host while others are built.
     """
+    # The slabs that are kept, and the part of them that one device has.
     longest = max(record_format.shape)
     num_built = max(1, min(num_slabs, nnz, longest))  # slabs without rows are not kept
     kept, slab_peak = _add_slabs(engine, name, nnz, record_format, num_built)
@@ -308,6 +312,7 @@ def _estimate_slabs(
         """Bound the counts of rows, a block in two orders, its buckets and their order."""
         return 48 * longest + min(block_nnz, BLOCK_NNZ) * (2 * record_nbytes + 48)
 
+    # Then slabs are sorted and arranged, one at a time.
     sorting = slab_nnz * record_nbytes + count_canonical_nbytes(slab_nnz, record_format, engine)
     # `kept` assumes the shortest lists of empty rows; add what they may take beyond that.
     sizes = record_format.merged.shape
@@ -316,10 +321,12 @@ def _estimate_slabs(
     numbering = slab_nnz * (3 * record_nbytes + 24)  # a slab's records and their numbers
     arranging = kept_here + slab_peak + numbering
     building = max(sorting, arranging)
+
     # First all records of a device are distributed to its slabs, then these are built one by one.
     peak = device_nnz * record_nbytes + max(count_distributing(device_nnz), building)
     if is_on_device:
-        return Estimate(kept, nnz * _count_nonzero_nbytes(record_format) + peak), False
+        given_nbytes = nnz * _count_nonzero_nbytes(record_format)
+        return Estimate(kept, given_nbytes + peak), False
     free_nbytes = engine.count_free_nbytes()
     if free_nbytes is None or peak <= free_nbytes:
         return Estimate(kept, peak), False
@@ -349,7 +356,8 @@ def _share(count: int, num_slabs: int) -> list[int]:
     >>> _share(10, 4)
     [2, 3, 2, 3]
     """
-    return [(n + 1) * count // num_slabs - n * count // num_slabs for n in range(num_slabs)]
+    edges = [n * count // num_slabs for n in range(num_slabs + 1)]
+    return [stop - start for start, stop in pairwise(edges)]
 
 
 def count_iteration_nbytes(engine: Engine, layout: AnyLayout, rank: int) -> int:
@@ -441,4 +449,5 @@ def count_resident_slabs(
     if free_nbytes is None:
         return 0
     building_nbytes = peak_nbytes - nbytes
-    return max(0, (free_nbytes // 2 - building_nbytes) * num_slabs // max(nbytes, 1))
+    usable_nbytes = free_nbytes // 2 - building_nbytes  # below 0 if not even building fits
+    return max(0, usable_nbytes * num_slabs // max(nbytes, 1))

@@ -7,7 +7,7 @@ along the tree of `format.tree`; the small results are plain arrays on the first
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, pairwise
@@ -117,7 +117,9 @@ class RowShards(NDArrayOperatorsMixin):
         self.memo = memo or Memo()
         num_rows = sharding.edges[-1]
         rank = self.blocks[0].shape[1]
-        self.shape: tuple[int, int] = (rank, num_rows) if is_transposed else (num_rows, rank)
+        self.shape: tuple[int, int] = (num_rows, rank)
+        if is_transposed:
+            self.shape = (rank, num_rows)
         self.dtype: np.dtype = self.blocks[0].dtype
 
     @classmethod
@@ -131,7 +133,9 @@ class RowShards(NDArrayOperatorsMixin):
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
         matrix = self.sharding.devices.fetch(self.blocks)
-        return matrix.T if self.is_transposed else matrix
+        if self.is_transposed:
+            return matrix.T
+        return matrix
 
     @property
     def T(self) -> RowShards:
@@ -183,7 +187,9 @@ class RowShards(NDArrayOperatorsMixin):
         if is_number:
             return [operand] * len(self.blocks)
         if operand.shape == self.shape:
-            return self.sharding.cut(operand.T if self.is_transposed else operand)
+            if self.is_transposed:
+                operand = operand.T
+            return self.sharding.cut(operand)
         if operand.ndim == 0:
             return self._bring(operand)
         return self._bring(self._as_row(operand))
@@ -215,8 +221,7 @@ class RowShards(NDArrayOperatorsMixin):
         if ufunc is np.matmul and method == "__call__" and not options:
             return dot(*inputs)
         # ``x += y`` makes another matrix, as for any immutable object.
-        is_in_place = set(options) == {"out"} and all(out is inputs[0] for out in options["out"])
-        if is_in_place:
+        if is_in_place(inputs, options):
             options = {}
         if ufunc not in _UFUNCS or method != "__call__" or options:
             name = f"numpy.{ufunc.__name__}"
@@ -300,8 +305,9 @@ class RowShards(NDArrayOperatorsMixin):
     def sum(self, axis: int | None = None) -> Array:
         """Sum over the rows, or everything, in float64; return the dtype of the matrix."""
         _check_rows(self, axis, "sum")
-        is_real = self.dtype.kind == "f"  # else booleans, which are counted
-        dtype = self.dtype if is_real else np.dtype(np.int64)
+        dtype = self.dtype
+        if dtype.kind != "f":  # booleans, which are counted
+            dtype = np.dtype(np.int64)
         sums = self.reduce(tall.sum_columns)
         if axis is None:
             sums = sums.sum()
@@ -314,6 +320,13 @@ class RowShards(NDArrayOperatorsMixin):
         if name.startswith("__"):
             raise AttributeError(name)
         refuse(name, AttributeError)
+
+
+def is_in_place(inputs: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Return whether a ufunc is called as ``x += y`` calls it: its first input is to be written."""
+    if set(options) != {"out"}:
+        return False
+    return all(out is inputs[0] for out in options["out"])
 
 
 def gather_each(
@@ -400,7 +413,9 @@ def _multiply_blocks(x: RowShards) -> Sequence[Array]:
     """Return the Gram matrix of each block, in float64, on its device; computed once."""
     if not x.memo.products:
         multiply = tall.transposed_product
-        x.memo.products = x.apply(lambda b: multiply(b, b).astype(np.float64, copy=False))
+        x.memo.products = x.apply(
+            lambda block: multiply(block, block).astype(np.float64, copy=False)
+        )
     return x.memo.products
 
 
@@ -493,7 +508,9 @@ def _find_extreme(
         return function(block, axis=0)
 
     extremes = x.reduce(find, add=of_two).astype(x.dtype)
-    return function(extremes) if axis is None else extremes
+    if axis is None:
+        return function(extremes)
+    return extremes
 
 
 def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:

@@ -91,8 +91,9 @@ class SlabLayout:
         is_empty = xp.ones(size, bool)
         empty_rows = self._ask(Layout.find_empty_rows, mode)
         for slab, rows in zip(self.slabs, empty_rows, strict=True):
-            # A view, of the rows that the slab has.
-            is_empty_so_far = is_empty[slab.rows] if mode == self.cut_mode else is_empty
+            is_empty_so_far = is_empty
+            if mode == self.cut_mode:  # a view, of the rows that the slab has
+                is_empty_so_far = is_empty[slab.rows]
             is_empty_here = xp.zeros(is_empty_so_far.size, bool)
             is_empty_here[rows] = True
             is_empty_so_far &= is_empty_here

@@ -39,9 +39,10 @@ class SpreadLayout(SlabLayout):
 
     def spread(self, factors: Sequence[Array | RowShards]) -> list[Array | RowShards]:
         """Scatter the factors of all modes, unless they are small."""
-        are_whole = not any(isinstance(factor, RowShards) for factor in factors)
-        if are_whole and sum(factor.nbytes for factor in factors) < self.devices.least_nbytes:
-            return list(factors)
+        if not any(isinstance(factor, RowShards) for factor in factors):
+            nbytes = sum(factor.nbytes for factor in factors)
+            if nbytes < self.devices.least_nbytes:
+                return list(factors)
         return [self.scatter(factor, mode) for mode, factor in enumerate(factors)]
 
     def apply(
@@ -131,9 +132,13 @@ class SpreadLayout(SlabLayout):
         sums: list[Array | None] = []
 
         def compute(number: int) -> Tree:
-            slab_rows = edges[number + 1] - edges[number] if is_cut else num_rows
+            """Run the operation on a slab; return its number, a leaf of the tree."""
+            num_slab_rows = num_rows
+            if is_cut:
+                num_slab_rows = edges[number + 1] - edges[number]
             home = slabs[number].home
-            results[number] = devices.empty(home, (slab_rows, rank), self.record_format.dtype)
+            shape_here = (num_slab_rows, rank)
+            results[number] = devices.empty(home, shape_here, self.record_format.dtype)
             sums.append(run_slab(number, results[number]))
             return number
 
@@ -174,7 +179,11 @@ class SpreadLayout(SlabLayout):
 
         def take(arguments: Mapping[Any, Any], number: int) -> dict[Any, Any]:
             """Return a slab's inputs or options, in the given order, which TTMc follows."""
-            return {key: parts[key][number] if key in parts else x for key, x in arguments.items()}
+            taken = dict(arguments)
+            for key in arguments:
+                if key in parts:
+                    taken[key] = parts[key][number]
+            return taken
 
         def run_slab(number: int, out: Array) -> Array | None:
             """Run the operation on one slab, on its device."""

@@ -66,17 +66,19 @@ def build_layout(
 
     count = num_slabs or _choose_fewest(engine, name, tensor, keep)
     most = num_slabs or _MOST * count
-    task = f"building a FlycooTensor of {nnz:,} nonzeros"
-    has_gaps = max(shape) > nnz  # so they matter more than the layout and dtype
-    first_ways = [GAPS, SMALLER] if has_gaps else [SMALLER, GAPS]
+    first_ways = [SMALLER, GAPS]
+    if max(shape) > nnz:  # there are gaps, which matter more than the layout and dtype
+        first_ways = [GAPS, SMALLER]
     ways_out = f"Ways out: {', '.join(first_ways)}, {PLACES}"
     errors: dict[int, MemoryError] = {}  # by the need of an attempt
     while count <= most:
         if errors:
             _logger.info("memory ran out: building the tensor in %d slabs", count)
+        task = f"building a FlycooTensor of {nnz:,} nonzeros"
+        if count > 1:
+            task += f" in {count} slabs"
         try:
-            slabs = f" in {count} slabs" if count > 1 else ""
-            return attempt(task + slabs, functools.partial(build, count), ways_out)
+            return attempt(task, functools.partial(build, count), ways_out)
         except MemoryError as error:
             need = _estimate(engine, name, tensor, count).peak_nbytes
             errors[need] = error.with_traceback(None)  # which would hold arrays

@@ -97,6 +97,16 @@ def test_nan_is_filled_or_masked(kind):
         assert errors[-1] < errors[0]
 
 
+@pytest.mark.parametrize("compressed_axis", [0, 1])
+def test_nan_of_a_compressed_array_is_masked_where_it_is(compressed_axis):
+    dense = np.arange(1.0, 13.0).reshape(3, 4)
+    dense[[0, 2], [2, 1]] = np.nan
+    data = sparse.GCXS.from_numpy(dense, compressed_axes=[compressed_axis])
+    x = from_xarray(xarray.DataArray(data), missing="unknown")
+    np.testing.assert_array_equal(x.tensor.to_coo().todense(), np.nan_to_num(dense))
+    np.testing.assert_array_equal(x.unknown.todense(), ~np.isnan(dense))
+
+
 def test_nan_that_fills_fibres_is_a_block():
     dense = np.random.default_rng(0).random((4, 5, 6))
     dense[:, [0, 3], [2, 5]] = np.nan
