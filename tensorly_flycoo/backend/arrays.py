@@ -341,7 +341,7 @@ for _name in ("mean", "max", "min"):
 
 def _module_on(device: str | None) -> ModuleType:
     """Return the array module of a context's device; without one arrays are NumPy's."""
-    if device is None or check_choice(device, "device", DEVICES) != "cuda":
+    if device in (None, "cpu") or check_choice(device, "device", DEVICES) != "cuda":
         return np
     import cupy
 
