@@ -67,12 +67,12 @@ def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
     """Draw TensorLy's random initial guess: uniform in [0, 1), in the order of the modes."""
     engine = x._engine
-    record_format = x._layout.record_format
-    dtype = record_format.dtype
+    shape = x.shape
+    dtype = x.dtype
 
     def draw() -> list[Array]:
-        check_room(engine, sum(record_format.shape) * rank * dtype.itemsize)
-        return [engine.draw_uniform(random, (size, rank), dtype) for size in record_format.shape]
+        check_room(engine, sum(shape) * rank * dtype.itemsize)
+        return [engine.draw_uniform(random, (size, rank), dtype) for size in shape]
 
     return attempt(f"a random start of rank {rank}", draw)
 

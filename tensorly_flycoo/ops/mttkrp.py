@@ -286,9 +286,7 @@ def multiply(
     sizes = record_format.shape
     dtype = record_format.dtype
     rank = factors[0].shape[-1]
-    types: Any = (engine.array_type,)
-    if isinstance(layout, SpreadLayout):
-        types = (engine.array_type, RowShards)
+    types: Any = (engine.array_type, RowShards)
     operands = factors
     for factor, size in zip(factors, sizes, strict=True):
         is_alike = isinstance(factor, types) and factor.shape == (size, rank)
