@@ -174,9 +174,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Compute a norm; of a sparse tensor over all its elements, for an order above 0."""
         if order == 2 and axis == 0 and tall.is_tall(tensor):
             return tall.column_norms(tensor)
-        if isinstance(tensor, ModeView):
+        if isinstance(tensor, ModeView | WholeTensor):
             tensor = tensor.tensor
-        if isinstance(tensor, ModeProduct | WholeTensor) and order == 2 and axis is None:
+        if isinstance(tensor, ModeProduct | FlycooTensor) and order == 2 and axis is None:
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
@@ -341,7 +341,7 @@ for _name in ("mean", "max", "min"):
 
 def _module_on(device: str | None) -> ModuleType:
     """Return the array module of a context's device; without one arrays are NumPy's."""
-    if device is None or check_choice(device, "device", DEVICES) != "cuda":
+    if device in (None, "cpu") or check_choice(device, "device", DEVICES) != "cuda":
         return np
     import cupy
 

@@ -46,7 +46,8 @@ class Replacement(NamedTuple):
 
     names: str  # of TensorLy's functions
     modules: str  # with attributes of these names, below `tensorly`
-    ours: Callable  # called as ours(original, *args, **kwargs)
+    #: Called as ours(original, *args, **kwargs); None is our decomposition of that name.
+    ours: Callable | None
     reason: str  # why TensorLy's function does not do for a sparse tensor
     needless_if: str  # the change in TensorLy that would make the row needless
     takes: Callable[[str, Call], bool] = is_ours  # of the name and the call: is it ours?
@@ -78,13 +79,18 @@ def install_replacements() -> None:
 
 def _replace(original: Callable, row: Replacement) -> Callable:
     """Make the function that takes the place of `original`, for calls with a sparse tensor."""
-    ours = functools.wraps(original)(functools.partial(row.ours, original))
+    if row.ours is None:
+        # A partial of its own: `wraps` changes it.
+        function = functools.partial(decomposition.UNGUARDED[original.__name__])
+    else:
+        function = functools.partial(row.ours, original)
+    ours = functools.wraps(original)(function)
     if "decomposition" in row.modules.split():
         replacement = decomposition.guard_labelled(
             ours,
             dense=original,
             takes=row.takes,
-            converts=row.ours in (_call_ours, _tucker),  # others refuse the tensor
+            converts=row.ours in (None, _tucker),  # others refuse the tensor
             explain=functools.partial(_explain_missing, original),
         )
         replacement._flycoo_original = original
@@ -106,14 +112,10 @@ def _explain_missing(original: Callable, kwargs: Mapping[str, Any]) -> str:
     return f": tensorly_flycoo.decomposition.{name} takes it"
 
 
-def _call_ours(original: Callable, **options: Any) -> Any:
-    return decomposition.UNGUARDED[original.__name__](**options)
-
-
 def _tucker(original: Callable, **options: Any) -> Any:
     """Compute a Tucker model, or a partial one by TensorLy's own loop."""
     if original.__name__ == "tucker":
-        return _call_ours(original, **options)
+        return decomposition.UNGUARDED["tucker"](**options)
     x = options["tensor"]
     rank = options["rank"]
     modes = options.get("modes")
@@ -264,7 +266,7 @@ TABLE = (
     Replacement(
         "parafac",
         "decomposition decomposition._cp contrib.sparse.decomposition",
-        _call_ours,
+        None,
         "with a mask it forms tensor * mask + model * (1 - mask); a checkpoint is not a guess; a "
         "fraction is no rank",
         "error_calc imputed the entries that a mask leaves out; init took a state",
@@ -272,21 +274,21 @@ TABLE = (
     Replacement(
         "non_negative_parafac",
         "decomposition decomposition._nn_cp contrib.sparse.decomposition",
-        _call_ours,
+        None,
         "as for parafac",
         "as for parafac; it took a callback",
     ),
     Replacement(
         "non_negative_parafac_hals",
         "decomposition decomposition._nn_cp",
-        _call_ours,
+        None,
         "hals_nnls updates a factor column by column, in Python",
         "hals_nnls were a function of the backend",
     ),
     Replacement(
         "constrained_parafac",
         "decomposition decomposition._constrained_cp",
-        _call_ours,
+        None,
         "it makes arrays without naming a device, and three proximal operators form square "
         "matrices as large as a mode",
         "it passed tl.context(tensor) on, and those operators took linear time",
@@ -294,7 +296,7 @@ TABLE = (
     Replacement(
         "parafac2",
         "decomposition decomposition._parafac2",
-        _call_ours,
+        None,
         "it multiplies slice by slice, and projects to a dense tensor",
         "nothing: our loop multiplies all slices at once",
     ),
@@ -308,7 +310,7 @@ TABLE = (
     Replacement(
         "non_negative_tucker non_negative_tucker_hals",
         "decomposition decomposition._tucker contrib.sparse.decomposition",
-        _call_ours,
+        None,
         "it forms products as long as an unfolding, and the model for its error",
         "it took both from the core, Gram matrices and multi_mode_dot",
     ),

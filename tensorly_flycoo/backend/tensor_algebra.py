@@ -26,7 +26,7 @@ from ..ops.mttkrp import check_operands, mttkrp
 from ..tensor.converters import is_raw_sparse
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.dense_memory import check_khatri_rao_fits
-from ..tensor.entrance import Call, find_sparse, is_sparse
+from ..tensor.entrance import Call, find_sparse, is_sparse, refuse_foreign
 from ..tensor.labelled import drop_labels, number_modes
 from ..tensor.tensor import check_axes
 
@@ -70,7 +70,8 @@ def divert(original: Callable, ours: Callable, takes: Callable[[str, Call], bool
         if args and isinstance(args[0], WholeTensor):
             return ours(*args, **kwargs)
         call = Call(args, kwargs)
-        call.refuse_foreign()
+        if call.foreign is not None:
+            refuse_foreign(call.foreign)
         if not takes(original.__name__, call):
             return original(*args, **kwargs)
         call.move_to_device()

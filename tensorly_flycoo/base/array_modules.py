@@ -56,6 +56,8 @@ def is_on_gpu(x: Any) -> bool:
 
 def array_module(x: object) -> ModuleType:
     """Return cupy for a CuPy array, else numpy; for row-sharded factors, their blocks' module."""
+    if type(x) is np.ndarray:
+        return np
     if is_cupy(x):
         return sys.modules["cupy"]
     return getattr(x, "xp", np)

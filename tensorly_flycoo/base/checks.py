@@ -319,25 +319,25 @@ def check_rank(rank: Any, name: str = "rank") -> int:
             f"{name} is {rank}, expected an integer: TensorLy reads a fraction as a share of the "
             "number of cells, which are nearly all zeros in a sparse tensor"
         )
-    return check_count(rank, name)
+    return check_integer(rank, name, 1)
 
 
-def check_integer(number: Any, name: str) -> int:
-    """Return `number` as an int; `name` is the argument's."""
+def check_integer(number: Any, name: str, least: float = -math.inf) -> int:
+    """Return `number` as an int of at least `least`; `name` is the argument's."""
     if isinstance(number, bool):  # which Python takes for 0 or 1
         raise TypeError(f"{name} is {number!r}, expected an integer")
     try:
-        return operator.index(number)
+        integer = operator.index(number)
     except TypeError:
         raise TypeError(f"{name} is {number!r}, expected an integer") from None
+    if integer < least:
+        raise ValueError(f"{name} is {integer}, expected at least {least}")
+    return integer
 
 
 def check_count(count: Any, name: str, least: int = 1) -> int:
-    """Return `count` as an int of at least `least`; `name` is the argument's."""
-    count = check_integer(count, name)
-    if count < least:
-        raise ValueError(f"{name} is {count}, expected at least {least}")
-    return count
+    """Return `count` as an int of at least `least`, by default 1; `name` is the argument's."""
+    return check_integer(count, name, least)
 
 
 def check_factors(

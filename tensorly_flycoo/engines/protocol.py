@@ -180,14 +180,15 @@ class Engine(Primitives, ABC):
     def draw_uniform(self, random: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Draw from [0, 1), the same numbers as ``random.random_sample(shape).astype(dtype)``."""
         if dtype == np.float64:
-            return move(random.random_sample(shape), self.xp)
-        # Rounded block by block, while they are in a cache, without a copy of all in float64.
-        numbers = np.empty(shape, dtype)
-        flat = numbers.reshape(-1)
-        for start in range(0, flat.size, _DRAW_BLOCK):
-            block = flat[start : start + _DRAW_BLOCK]
-            block[:] = random.random_sample(block.size)
-        return move(numbers, self.xp)
+            numbers = random.random_sample(shape)
+        else:
+            # Rounded block by block, while they are in a cache, without a copy of all in float64.
+            numbers = np.empty(shape, dtype)
+            flat = numbers.reshape(-1)
+            for start in range(0, flat.size, _DRAW_BLOCK):
+                block = flat[start : start + _DRAW_BLOCK]
+                block[:] = random.random_sample(block.size)
+        return numbers if self.xp is np else move(numbers, self.xp)
 
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         """Say whether `gram` costs less than multiplying by the matrix in an iteration would."""

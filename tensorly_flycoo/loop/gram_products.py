@@ -81,6 +81,7 @@ class GramMemory:
     def __init__(self) -> None:
         self.grams: dict[int, _CachedGram] = {}  # of CuPy factors, by their addresses
         self.host = HostGrams()  # of NumPy factors
+        self.is_on_gpu = False  # whether factors are CuPy's: `start_product` says so
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.factors_may_change = True  # between iterations, by a callback
         self.has_unit_weights = False  # whether all weights are known to be 1
@@ -249,7 +250,7 @@ def find_gram(a: Any, b: Any) -> Any:
         return None
     if isinstance(b, RowShards):
         return _find_sharded_gram(a, b, memory)
-    if is_cupy(b):
+    if memory.is_on_gpu and is_cupy(b):
         return GramProduct.of(b, memory) if _is_transpose(a, b) else None
     if type(a) is type(b) is np.ndarray:
         return memory.host.find_gram(a, b)
@@ -277,6 +278,7 @@ def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> Gr
     Returns a product of no Gram matrices, to begin with; None if the kernels do not suit.
     """
     _of_thread.memory = memory
+    memory.is_on_gpu = on_gpu
     kernels = gpu_kernels() if on_gpu else None
     if kernels is None or not kernels.suits_rank(rank, dtype):
         return None

@@ -14,14 +14,14 @@ from tensorly._factorized_tensor import FactorizedTensor
 from tensorly.backend import BackendManager
 from tensorly.cp_tensor import CPTensor
 
-from ..base.checks import check_count, check_modes, check_real
+from ..base.checks import check_integer, check_modes, check_real
 from ..base.fit_record import FitRecord, attach, current_record, find_record, recording
 from ..base.reporting import log_compilation, span
 from ..engines.out_of_memory import attempt
 from ..ops.ragged import RaggedTensor
 from ..tensor.converters import find_instead, not_sparse_error
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.entrance import Call, is_sparse
+from ..tensor.entrance import Call, is_sparse, refuse_foreign
 from ..tensor.labelled import LabelledTensor
 from .cp_model import warn_of_zeros
 from .model_uses import check_guess, match_guess
@@ -54,14 +54,11 @@ def check_options(options: Mapping[str, Any], ndim: int) -> None:
         if option is None and name in _OPTIONAL:
             continue
         if name in _INTEGERS:
-            check_count(option, name, _INTEGERS[name])
+            check_integer(option, name, _INTEGERS[name])
         elif name in _NUMBERS:
             check_real(option, name)
         elif name in _MODES:
             check_modes(option, ndim, name)
-    init = options.get("init", "")
-    if not isinstance(init, str):
-        _check_factors(init, ndim, only_some="modes" in options)
 
 
 def _check_factors(init: Any, ndim: int, only_some: bool) -> None:
@@ -115,7 +112,8 @@ def guard(
         call = Call(args, kwargs)
         if name == "parafac2":
             call.accept_scipy_slices()
-        call.refuse_foreign()
+        if call.foreign is not None:
+            refuse_foreign(call.foreign)
         if call.tensor is None:
             _refuse_table(args[0] if args else kwargs.get("tensor"))
         if call.tensor is None or not takes(name, call):
@@ -124,7 +122,10 @@ def guard(
 
         # 2. Arguments by name, without labels, and checked.
         call.name_arguments(signature, name, explain)
-        labelled = _drop_labels(call, name, first, defaults)
+        data = call.kwargs[first]
+        labelled = call.drop_labels()
+        if isinstance(data, LabelledTensor):
+            _obey_data(call, data, name, defaults)
         _check_arguments(call, name)
 
         # 3. The decomposition itself, of values near 1, on a device.
@@ -155,21 +156,14 @@ def _refuse_table(x: Any) -> None:
         raise not_sparse_error(x)
 
 
-def _drop_labels(
-    call: Call, name: str, first: str, parameters: Collection[str]
-) -> LabelledTensor | None:
-    """Replace labelled arguments by plain ones; return the tensor with the labels, if any.
+def _obey_data(call: Call, data: LabelledTensor, name: str, parameters: Collection[str]) -> None:
+    """Make options of what the decomposed tensor knows beside its labels.
 
-    What the tensor, the argument `first`, knows becomes options of the decomposition: unknown cells
-    a mask, and the rows of a guess come into the order of its labels.
+    Unknown cells become a mask, and the rows of a guess come into the order of its labels.
     """
-    data = call.kwargs[first]
-    labelled = call.drop_labels()
-    if isinstance(data, LabelledTensor):
-        call.kwargs = obey_unknown(data, name, parameters, call.kwargs)
-        if "init" in call.kwargs:
-            call.kwargs["init"] = match_guess(call.kwargs["init"], data)
-    return labelled
+    call.kwargs = obey_unknown(data, name, parameters, call.kwargs)
+    if "init" in call.kwargs:
+        call.kwargs["init"] = match_guess(call.kwargs["init"], data)
 
 
 def _check_arguments(call: Call, name: str) -> None:
@@ -180,7 +174,10 @@ def _check_arguments(call: Call, name: str) -> None:
     x = call.tensor
     ndim = 3 if name == "parafac2" else x.ndim  # x may be a slice
     check_options(call.kwargs, ndim)
-    check_guess(name, call.kwargs.get("init"), x.shape)
+    init = call.kwargs.get("init", "")
+    if not isinstance(init, str):
+        _check_factors(init, ndim, only_some="modes" in call.kwargs)
+        check_guess(name, init, x.shape)
 
 
 def _compute(
@@ -214,6 +211,7 @@ def _name_only(method: str, options: Mapping[str, Any], x: Any) -> FitRecord:
     return FitRecord(method=method)
 
 
+@functools.cache
 def tensorly_loop(name: str) -> Callable[..., Any]:
     """Return TensorLy's decomposition of that name, as it was before our replacement."""
     function = getattr(tensorly.decomposition, name)

@@ -34,9 +34,10 @@ class HostGrams:
     def find_gram(self, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
         """Return ``a @ b`` if `a` is the transpose of a factor `b`, else None."""
         factor = _find_whole(b)
-        if factor is None or _find_whole(a.T) is not factor:
+        is_transposed = a.shape == b.shape[::-1] and a.strides == b.strides[::-1]
+        if factor is None or a.base is not factor or not is_transposed:
             return None
-        return self._find(factor).gram
+        return self._find(factor, factor).gram
 
     def solve_factor(self, a: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Solve ``a @ y.T = rows.T`` for a factor y, and keep what the same pass finds."""
@@ -49,7 +50,7 @@ class HostGrams:
 
     def compute_fit(self, norm: float, weights: Any, factors: Sequence[Any], mttkrp: Any) -> float:
         """Compute the norm of the difference of a tensor and a CP model: see `gram_products`."""
-        cached = [self._find(factor) for factor in factors]
+        cached = [self._find(factor, _find_whole(factor)) for factor in factors]
         product: Any = math.prod(of_factor.gram for of_factor in cached)
         if weights is not None:
             product = product * (weights[:, None] * weights)
@@ -60,9 +61,11 @@ class HostGrams:
         model_square = product.astype(float, copy=False).sum()
         return math.sqrt(abs(float(norm) ** 2 + model_square - 2 * inner))
 
-    def _find(self, factor: np.ndarray) -> _CachedHostGram:
-        """Return what is known of a factor; compute its Gram matrix if that is not."""
-        whole = _find_whole(factor)
+    def _find(self, factor: np.ndarray, whole: np.ndarray | None) -> _CachedHostGram:
+        """Return what is known of a factor; compute its Gram matrix if that is not.
+
+        `whole` is what `_find_whole` returns of the factor.
+        """
         cached = self._cached.get(id(whole))
         # Another array may have got the id of one that is gone.
         if cached is None or cached.factor() is not whole:

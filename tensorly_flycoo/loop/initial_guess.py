@@ -66,10 +66,13 @@ def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
 
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
     """Draw TensorLy's random initial guess: uniform in [0, 1), in the order of the modes."""
+    engine = x._engine
+    shape = x.shape
+    dtype = x.dtype
 
     def draw() -> list[Array]:
-        check_room(x._engine, sum(x.shape) * rank * x.dtype.itemsize)
-        return [x._engine.draw_uniform(random, (size, rank), x.dtype) for size in x.shape]
+        check_room(engine, sum(shape) * rank * dtype.itemsize)
+        return [engine.draw_uniform(random, (size, rank), dtype) for size in shape]
 
     return attempt(f"a random start of rank {rank}", draw)
 

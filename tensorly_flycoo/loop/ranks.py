@@ -16,7 +16,7 @@ def find_cp_rank(x: Any, rank: Any) -> int:
     """Return the rank of a CP decomposition, an integer of Python or NumPy or "same", as an int."""
     if isinstance(rank, str):
         return int(validate_cp_rank(x.shape, find_tucker_rank(x, rank)))
-    return int(validate_cp_rank(x.shape, check_rank(rank)))
+    return check_rank(rank)
 
 
 def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:

@@ -17,7 +17,7 @@ from ..base.fit_record import attach, find_record
 from ..base.value_dtypes import VALUE_DTYPES
 from ..io.checkpoint import Resumed, digests, find_digest
 from ..ops.ragged import RaggedTensor
-from ..tensor.coo_cache import as_flycoo, unwrap
+from ..tensor.coo_cache import as_flycoo
 from ..tensor.entrance import is_sparse
 from ..tensor.tensor import FlycooTensor
 from .constraints import CONES, name_constraints
@@ -120,8 +120,10 @@ def bring_near_one(function: str, options: dict[str, Any], first: str) -> Scalin
     if function not in _RULES or not isinstance(x, FlycooTensor | RaggedTensor):
         return None
     find_scaling, interval = _RULES[function]
-    layout = unwrap(x)._layout
-    exponent = find_exponent(layout.norm, layout.nnz, x.dtype, x.ndim, interval)
+    matrix_or_tensor = x.matrix if isinstance(x, RaggedTensor) else x
+    layout = matrix_or_tensor._layout
+    dtype = layout.record_format.dtype
+    exponent = find_exponent(layout.norm, layout.nnz, dtype, x.ndim, interval)
     scaling = None if exponent == 0 else find_scaling(options, x.ndim, exponent)
     if scaling is None:
         return None

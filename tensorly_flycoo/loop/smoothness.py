@@ -32,6 +32,8 @@ def read_smoothness(option: Any, ndim: int, linesearch: bool | str = False) -> l
     >>> read_smoothness({2: 10}, 3)
     [0.0, 0.0, 10.0]
     """
+    if option is None:
+        return [0.0] * ndim
     numbers = option
     if isinstance(option, Mapping):
         check_modes(option, ndim, "smoothness")

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..engines.tall import inner_product
-from ..ops.mttkrp import LastPass, check_operands, multiply
+from ..ops.mttkrp import LastPass, check_devices, multiply
 from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
@@ -35,12 +35,13 @@ class WholeTensor(LazyArray):
     residual = None
 
     def __init__(self, x: FlycooTensor, last_pass: LastPass | None = None) -> None:
+        record_format = x._layout.record_format
         self.tensor = x
-        self.shape = x.shape
-        self.ndim = len(self.shape)
-        self.dtype = x.dtype
+        self.shape = record_format.shape
+        self.ndim = record_format.ndim
+        self.dtype = record_format.dtype
         # That of the call's own arrays: those of a tensor on a cluster are on the host.
-        self.device = "cuda" if x.device == "cuda" else "cpu"
+        self.device = "cuda" if x._engine.name == "cuda" else "cpu"
         self.memory = GramMemory()
         self.last_pass = last_pass or LastPass()
         self._has_begun = False
@@ -70,7 +71,7 @@ class WholeTensor(LazyArray):
             if mode_ahead == mode and all(map(operator.is_, factors_ahead, factors)):
                 return product
         if not self._has_begun:
-            check_operands(x, factors, weights, converts=True)
+            check_devices(x, list(factors))
             self._has_begun = True
         are_ones = self.memory.has_unit_weights
         if not are_ones and isinstance(weights, np.ndarray):  # on a GPU the host would wait

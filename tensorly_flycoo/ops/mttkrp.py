@@ -232,19 +232,25 @@ def check_operands(
 
     With `converts` factors may have any precision.
     """
-    engine = x._engine
-    layout = x._layout
     dtype = x.dtype
-    array_type = engine.array_type
-    is_spread = isinstance(layout, SpreadLayout)
-    types = (array_type, RowShards) if is_spread else (array_type,)
+    array_type = x._engine.array_type
+    types = [array_type]
+    if isinstance(x._layout, SpreadLayout):
+        types.append(RowShards)
     factors = check_factors(factors, x.shape, dtype, *types, converts=converts)
     if weights is not None:
         weights = share(weights)
         check_weights(weights, factors[0].shape[1], dtype, array_type)
+    check_devices(x, factors)
+    return factors, weights
+
+
+def check_devices(x: FlycooTensor, factors: Sequence[Any]) -> None:
+    """Refuse factors that are not on the devices of `x`, or are spread over them otherwise."""
+    layout = x._layout
     if not isinstance(layout, SpreadLayout):
-        engine.check_arrays({"x": layout.get_copies()[0], "factors": factors})
-        return factors, weights
+        x._engine.check_arrays({"x": layout.get_copies()[0], "factors": factors})
+        return
     layout.devices.check_current()
     for n, factor in enumerate(factors):
         if isinstance(factor, RowShards) and factor.sharding != layout.shardings[n]:
@@ -252,7 +258,6 @@ def check_operands(
                 f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
                 "such as tl.to_numpy returns"
             )
-    return factors, weights
 
 
 def _explain_memory(x: FlycooTensor, factors: Sequence[Any], mode: int, **options: Any) -> Any:
@@ -273,9 +278,9 @@ def multiply(
 ) -> Array | RowShards:
     """Compute an MTTKRP in a loop: from the last pass over the nonzeros if it serves.
 
-    The loop has called `check_operands` for its start. Of later factors only shapes and dtypes are
-    looked at, lest kernels read past the end of an array that a callback put there; those in
-    another precision are converted, as ADMM's are, whose dual variables are float64.
+    The loop has called `check_devices` for its start. Later only types, shapes and dtypes of
+    factors are looked at, lest kernels read past the end of an array that a callback put there;
+    those in another precision are converted, as ADMM's are, whose dual variables are float64.
     """
     record_format = layout.record_format
     sizes = record_format.shape

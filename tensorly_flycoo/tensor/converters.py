@@ -48,10 +48,16 @@ def library_of(kind: type) -> str:
     return kind.__module__.removeprefix("cupyx.").partition(".")[0]
 
 
+@functools.cache
+def is_raw_kind(kind: type) -> bool:
+    """Return whether a class is one of pydata/sparse's arrays, without importing that package."""
+    return library_of(kind) == "sparse" and hasattr(kind, "todense")
+
+
 def is_raw_sparse(x: object) -> bool:
     """Return whether `x` is an array of pydata/sparse, without importing that package."""
     kind: type = type(x)
-    return library_of(kind) == "sparse" and hasattr(x, "fill_value")
+    return is_raw_kind(kind)
 
 
 def find_converter(x: Any) -> str | None:

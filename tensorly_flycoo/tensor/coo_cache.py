@@ -15,7 +15,7 @@ import numpy as np
 from ..base.reporting import report, span
 from ..engines import select_engine
 from ..format.locks import make_lock
-from .converters import is_raw_sparse, not_sparse_error
+from .converters import is_raw_kind, is_raw_sparse, not_sparse_error
 from .labelled import LabelledTensor
 from .tensor import FlycooTensor
 
@@ -43,7 +43,8 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
         return x
     if isinstance(x, LabelledTensor):
         return x.tensor
-    if not is_raw_sparse(x):
+    kind: type = type(x)
+    if not is_raw_kind(kind):
         raise not_sparse_error(x)
     is_coo = hasattr(x, "coords")
     if not is_coo or x.dtype.hasobject or x.dtype.itemsize > 8:

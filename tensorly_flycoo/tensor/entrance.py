@@ -4,7 +4,7 @@ A `Call` is one call of a function that takes sparse tensors. Its methods are th
 order:
 
 1. `Call(args, kwargs)` finds the sparse tensor among the arguments, once.
-2. `refuse_foreign` names the constructor for a sparse array of another library.
+2. `refuse_foreign`, if there is a `foreign` array, names the constructor that converts it.
 3. `name_arguments` gives each argument its name.
 4. `drop_labels` takes the tensor out of a `LabelledTensor`, and turns names of modes into numbers.
 5. `replace_tensor` puts the `FlycooTensor` of a `sparse.COO` in its place.
@@ -39,7 +39,7 @@ from ..base.checks import current_backend
 from ..base.reporting import span
 from ..engines import select_engine
 from ..spread.row_shards import RowShards
-from .converters import CONVERTERS, find_converter, is_raw_sparse, library_of, not_sparse_error
+from .converters import CONVERTERS, find_converter, is_raw_kind, library_of, not_sparse_error
 from .coo_cache import unwrap
 from .labelled import LabelledTensor, check_same_labels, drop_labels, number_modes
 from .lazy_array import LazyArray
@@ -54,13 +54,14 @@ _R = TypeVar("_R")
 
 def is_sparse(x: object) -> bool:
     """Return whether `x` is a sparse tensor of this package or of pydata/sparse."""
-    return isinstance(x, (FlycooTensor, LabelledTensor)) or is_raw_sparse(x)
+    kind: type = type(x)
+    return isinstance(x, (FlycooTensor, LabelledTensor)) or is_raw_kind(kind)
 
 
 def is_lazy_or_sparse(x: object) -> bool:
     """Return whether `x` is a sparse tensor or a lazy array, such as a view of one."""
     kind: type = type(x)
-    return _may_be_sparse(kind) and (_is_ours(kind) or is_raw_sparse(x))
+    return _is_ours(kind) or is_raw_kind(kind)
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def _search(arguments: Iterable[Any]) -> tuple[Any, Any]:
     for argument in arguments:
         kind: type = type(argument)
         if _may_be_sparse(kind):
-            if _is_ours(kind) or is_raw_sparse(argument):
+            if _is_ours(kind) or is_raw_kind(kind):
                 return argument, foreign
             if foreign is None and find_converter(argument):
                 foreign = argument
@@ -149,11 +150,6 @@ class Call:
         self._has_cupy = False  # whether an array beside the tensor is on a GPU
         self._bring_back: Callable[[Array], Array] | None = None  # None if nothing has moved
         self._out: Any = None  # the caller's array for the result
-
-    def refuse_foreign(self) -> None:
-        """Refuse a sparse array of another library in place of the tensor, under "flycoo"."""
-        if self.foreign is not None:
-            refuse_foreign(self.foreign)
 
     def accept_scipy_slices(self) -> None:
         """Accept a list of SciPy's matrices, which `parafac2` takes, in place of the tensor."""
@@ -264,7 +260,9 @@ def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def is_callers(x: Any) -> bool:
     """Return whether the caller has a tensor on the host, wherever it is computed."""
-    return isinstance(x, LabelledTensor) or is_raw_sparse(x) or getattr(x, "_is_callers", False)
+    kind: type = type(x)
+    is_always = isinstance(x, LabelledTensor) or is_raw_kind(kind)
+    return is_always or getattr(x, "_is_callers", False)
 
 
 def lend(x: FlycooTensor, *, is_callers: bool = True) -> FlycooTensor:

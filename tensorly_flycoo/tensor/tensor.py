@@ -318,7 +318,7 @@ class FlycooTensor:
 
     @property
     def ndim(self) -> int:
-        return len(self.shape)
+        return self._layout.record_format.ndim
 
     @property
     def nnz(self) -> int:
@@ -365,7 +365,8 @@ class FlycooTensor:
         >>> FlycooTensor([[0, 1], [2, 0]], [3.0, 4.0], (3, 3)).norm()
         np.float64(5.0)
         """
-        return self.dtype.type(self._layout.norm)
+        layout = self._layout
+        return layout.record_format.dtype.type(layout.norm)
 
     def nonzeros(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the nonzeros as NumPy arrays, copied to host memory if the tensor is on a GPU.

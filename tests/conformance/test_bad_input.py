@@ -427,6 +427,9 @@ def test_densify_error_without_tensorly(monkeypatch, loaded):
 def no_choice_yet(monkeypatch):
     monkeypatch.setattr(engines, "_chosen_device", None)
     monkeypatch.delenv("TENSORLY_FLYCOO_DEVICE", raising=False)
+    engines._has_gpu.cache_clear()
+    yield
+    engines._has_gpu.cache_clear()
 
 
 @pytest.fixture
@@ -535,7 +538,6 @@ def test_cuda_without_nvrtc(choose, no_choice_yet, with_cupy):
 
 
 def test_auto_without_nvrtc_uses_the_cpu_and_says_why(no_choice_yet, with_cupy, caplog):
-    engines._warn_once.cache_clear()
     with_cupy(1, nvrtc_version=LibraryNotFoundError("No such file: libnvrtc.so.13\n"))
     assert make_on("auto").device == "cpu"
     (record,) = caplog.records
@@ -550,7 +552,6 @@ def test_auto_without_a_gpu_uses_the_cpu(no_choice_yet, with_cupy, num_gpus):
 
 
 def test_auto_says_why_cupy_finds_no_gpu(no_choice_yet, with_cupy, caplog, monkeypatch):
-    engines._warn_once.cache_clear()
     with_cupy(None)
     make_on("auto"), make_on("auto")
     (record,) = caplog.records

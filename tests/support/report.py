@@ -11,7 +11,17 @@ import tokenize
 from pathlib import Path
 
 import grimp
-from walks import WALKS, count_walk, list_walks_of
+from walks import (
+    MOST_OF_RECEPTION,
+    MOST_OF_ROAD,
+    RECEPTION_END,
+    ROAD_END,
+    WALKS,
+    count_walk,
+    list_calls_until,
+    list_walks_of,
+    make_tensor,
+)
 
 from tensorly_flycoo.backend.replacements import TABLE
 
@@ -100,6 +110,14 @@ def make_report():
         num_files, num_calls = (max(of_mode) for of_mode in zip(*counts, strict=True))
         most = f"at most {walk.most_files} and {walk.most_calls}"
         yield f"one MTTKRP, {name}: {num_files} files, {num_calls} calls ({most})"
+    coo = make_tensor().to_coo()
+    for part, end, (most_files, most_calls) in (
+        ("to the algorithm", RECEPTION_END, MOST_OF_RECEPTION),
+        ("to its first MTTKRP", ROAD_END, MOST_OF_ROAD),
+    ):
+        num_files, num_calls = count_walk(list_calls_until(end, coo))
+        most = f"at most {most_files} and {most_calls}"
+        yield f"parafac of a COO, {part}: {num_files} files, {num_calls} calls ({most})"
     yield f"rows of the table of replaced names: {len(TABLE)}"
     untested = ", ".join(list_modules_without_tests()) or "none"
     yield f"modules without a test file of their own, or a row in CONTRIBUTING: {untested}"

@@ -251,7 +251,6 @@ def test_a_list_of_scipys_matrices_is_accepted_on_request():
     assert call.tensor is None
     call.accept_scipy_slices()
     assert call.tensor is matrix
-    with tl.backend_context("flycoo"):
-        call.refuse_foreign()
-        with pytest.raises(TypeError, match=r"sparse\.stack"):
-            Call(([matrix, matrix],), {}).refuse_foreign()
+    assert call.foreign is None
+    with tl.backend_context("flycoo"), pytest.raises(TypeError, match=r"sparse\.stack"):
+        entrance.refuse_foreign(Call(([matrix, matrix],), {}).foreign)
