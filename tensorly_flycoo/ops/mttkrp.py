@@ -236,9 +236,10 @@ def check_operands(
     layout = x._layout
     dtype = x.dtype
     array_type = engine.array_type
-    is_spread = isinstance(layout, SpreadLayout)
-    types = (array_type, RowShards) if is_spread else (array_type,)
-    factors = check_factors(factors, x.shape, dtype, *types, converts=converts)
+    factor_types = [array_type]
+    if isinstance(layout, SpreadLayout):
+        factor_types.append(RowShards)
+    factors = check_factors(factors, x.shape, dtype, *factor_types, converts=converts)
     if weights is not None:
         weights = share(weights)
         check_weights(weights, factors[0].shape[1], dtype, array_type)
