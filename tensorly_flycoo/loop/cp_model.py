@@ -145,5 +145,5 @@ def warn_of_zeros(cp_tensor: Any) -> None:
     if record is not None and record.method == "observed_parafac":
         advice = "The ridge leaves nothing of them: pass a smaller l2_reg"
     rank = cp_tensor.factors[0].shape[1]
-    are = "is" if count == 1 else "are"
-    warn(f"{count} of {rank} components {are} zero. {advice} or a lower rank")
+    verb = "is" if count == 1 else "are"
+    warn(f"{count} of {rank} components {verb} zero. {advice} or a lower rank")

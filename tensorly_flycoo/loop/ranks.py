@@ -15,7 +15,8 @@ from ..base.checks import check_rank, num_cells
 def find_cp_rank(x: Any, rank: Any) -> int:
     """Return the rank of a CP decomposition, an integer of Python or NumPy or "same", as an int."""
     if isinstance(rank, str):
-        return int(validate_cp_rank(x.shape, find_tucker_rank(x, rank)))
+        same = find_tucker_rank(x, rank)  # which refuses any other text
+        return int(validate_cp_rank(x.shape, same))
     return int(validate_cp_rank(x.shape, check_rank(rank)))
 
 
@@ -37,8 +38,8 @@ def _check_same_size(x: Any, rank: Any) -> None:
     count = num_cells(x.shape)
     plain = getattr(x, "tensor", x)  # of a view
     nnz = getattr(plain, "nnz", count)  # a dense array has none
-    # A nonzero is a value and its coordinates.
-    if (len(x.shape) + 1) * nnz < count:
+    numbers_per_nonzero = len(x.shape) + 1  # its coordinates and its value
+    if numbers_per_nonzero * nnz < count:
         raise ValueError(
             f"rank is {rank!r}, which means as many parameters as the tensor has cells ({count}), "
             f"expected a positive integer: the tensor has only {nnz} nonzeros"

@@ -83,9 +83,9 @@ class UnfoldingGram:
         self.size = int(self.rows.size)
         self._num_shared = survey.num_shared
         self._ends_early = self.size > MAX_GRAM_SIZE
-        self.dtype = np.dtype(np.float64)
-        if self._ends_early:
-            self.dtype = np.dtype(dtype)
+        self.dtype: np.dtype = np.dtype(dtype)
+        if not self._ends_early:
+            self.dtype = np.dtype(np.float64)
         self._coupled = _make_coupled_gram(columns, scale, survey, groups, formed, self.dtype)
         del formed, receive  # frees memory, if only a part of the rows is coupled
         self.transposed = _transpose_if_few(columns, survey.column_counts, scale)

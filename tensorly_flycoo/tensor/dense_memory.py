@@ -28,7 +28,7 @@ def check_khatri_rao_fits(
     are_matrices = all(np.ndim(matrix) == 2 for matrix in matrices)
     multiplied = [matrix for n, matrix in enumerate(matrices) if n != skip_matrix]
     if not are_matrices or len(multiplied) < 2:
-        return  # TensorLy refuses what is no matrix, and returns a single one as it is
+        return  # TensorLy returns a single matrix as it is, and checks what is none
     num_rows = num_cells(matrix.shape[0] for matrix in multiplied)
     rank = matrices[0].shape[1]
     _check_fits("tl.tenalg.khatri_rao", (num_rows, rank), matrices[0])
