@@ -47,27 +47,20 @@ class CoupledBlock:
 
     def mttkrp(self, mode: int, factors: Sequence[Array]) -> Array:
         """Compute the MTTKRP of a mode of the model, with all its factors, in float64."""
-        own_factors = [self.take_rows(factors[n], n) for n in self.modes]
+        block_factors = [self.take_rows(factors[n], n) for n in self.modes]
         axis = self.modes.index(mode)
-        array = self.data
-        if isinstance(array, WholeTensor):
-            return self._spread(array.mttkrp(None, own_factors, axis), mode, factors[mode])
-        own_factors = [factor.astype(array.dtype, copy=False) for factor in own_factors]
-        # By the longest other factor, then by one after the other.
-        xp = array_module(array)
-        summed_axes = sorted({*range(array.ndim)} - {axis}, key=lambda n: array.shape[n])
-        longest = summed_axes.pop()
-        product = xp.tensordot(
-            array.transpose(axis, *summed_axes, longest), own_factors[longest], 1
-        )
-        for n in reversed(summed_axes):
-            product = xp.einsum("...ir,ir->...r", product, own_factors[n])
+        if isinstance(self.data, WholeTensor):
+            product = self.data.mttkrp(None, block_factors, axis)
+        else:
+            product = _multiply_dense(self.data, block_factors, axis)
         return self._spread(product, mode, factors[mode])
 
     def take_rows(self, factor: Array, mode: int) -> Array:
         """Return the rows of a factor of the model that the block has."""
         places = self.find_places(mode)
-        return factor if places is None else factor[places]
+        if places is None:
+            return factor
+        return factor[places]
 
     def find_places(self, mode: int) -> Array | None:
         """Return where the block's rows are in a mode of the model; None if it has all of them."""
@@ -81,6 +74,19 @@ class CoupledBlock:
         spread = array_module(product).zeros_like(factor, dtype=product.dtype)
         spread[places] = product
         return spread
+
+
+def _multiply_dense(array: Array, factors: Sequence[Array], axis: int) -> Array:
+    """Compute the MTTKRP of a dense array: by the longest factor, then by one after the other."""
+    xp = array_module(array)
+    factors = [factor.astype(array.dtype, copy=False) for factor in factors]
+    summed_axes = sorted({*range(array.ndim)} - {axis}, key=lambda n: array.shape[n])
+    longest = summed_axes.pop()
+    ordered = array.transpose(axis, *summed_axes, longest)
+    product = xp.tensordot(ordered, factors[longest], 1)
+    for n in reversed(summed_axes):
+        product = xp.einsum("...ir,ir->...r", product, factors[n])
+    return product
 
 
 @dataclass
@@ -119,7 +125,9 @@ def _read_weights(block_weights: Any, num_blocks: int) -> list[Any]:
     """Return the weights of blocks, by default ones, after checking them."""
     if block_weights is None:
         return [1.0] * num_blocks
-    weights = [*block_weights] if isinstance(block_weights, Iterable) else [block_weights]
+    weights = [block_weights]
+    if isinstance(block_weights, Iterable):
+        weights = list(block_weights)
     are_right = all(isinstance(weight, Real) and 0 < float(weight) < np.inf for weight in weights)
     if len(weights) != num_blocks or not are_right:
         raise ValueError(
@@ -139,7 +147,10 @@ def _join_modes(blocks: list[CoupledBlock]) -> tuple[dict[Any, int], Labels]:
         sizes[name], labels_of_mode = _join(name, users)
         if labels_of_mode is not None:
             labels[name] = labels_of_mode
-    ordered = {name for block in blocks if block.labels for name in block.labels.ordered}
+    ordered: set[str] = set()
+    for block in blocks:
+        if block.labels is not None:
+            ordered.update(block.labels.ordered)
     return sizes, Labels(labels, ordered=ordered)
 
 
@@ -167,7 +178,9 @@ def _prepare_data(n: int, block: CoupledBlock, engine: Engine) -> None:
     if block.power != 1:
         x = x * x.dtype.type(1 / block.power)
     block.square = (norm / block.power) ** 2
-    block.data = WholeTensor(x) if is_sparse else x
+    block.data = x
+    if is_sparse:
+        block.data = WholeTensor(x)
 
 
 def open_blocks(items: Iterable[Any]) -> tuple[list[CoupledBlock], str]:
@@ -188,7 +201,9 @@ def to_exact(x: Any) -> Any:
     MTTKRPs in float32 would hide what a sweep gains, and small eigenvalues of Gram matrices would
     divide their rounding.
     """
-    return x if x.dtype == np.float64 else x.astype(np.float64)
+    if x.dtype == np.float64:
+        return x
+    return x.astype(np.float64)
 
 
 def weigh_divided(weights: Sequence[float], powers: Sequence[float]) -> list[float]:
@@ -202,14 +217,13 @@ def weigh_divided(weights: Sequence[float], powers: Sequence[float]) -> list[flo
     exponents = []
     for weight, power in zip(weights, powers, strict=True):
         mantissa, exponent = math.frexp(weight)
-        log_power = math.frexp(power)[1] - 1
+        _, exponent_of_power = math.frexp(power)
+        log_power = exponent_of_power - 1  # as the mantissa of a power of two is 1/2
         mantissas.append(mantissa)
         exponents.append(exponent + 2 * log_power)
     most = max(exponents) // 2 * 2  # even, so that roots are exact too
-    return [
-        math.ldexp(mantissa, max(exponent - most, _LEAST))
-        for mantissa, exponent in zip(mantissas, exponents, strict=True)
-    ]
+    scaled_exponents = [max(exponent - most, _LEAST) for exponent in exponents]
+    return [*map(math.ldexp, mantissas, scaled_exponents)]
 
 
 def group_rows(is_known: np.ndarray, xp: ModuleType) -> list[tuple[Any, np.ndarray]]:
@@ -249,10 +263,15 @@ def _read_item(n: int, item: Any) -> CoupledBlock:
         data, data_labels = data
     if isinstance(modes, Mapping):
         labels = Labels(modes)
-        labels.check(data.shape if hasattr(data, "shape") else np.shape(data))
+        shape = getattr(data, "shape", None)
+        if shape is None:  # lists
+            shape = np.shape(data)
+        labels.check(shape)
         return CoupledBlock(data, names, labels)
-    if data_labels is None or not len({*names}) == len(names) == len(data_labels):
-        return CoupledBlock(data, names, None)  # `_check_names` refuses names of a wrong number
+    if data_labels is None:
+        return CoupledBlock(data, names, labels=None)
+    if not len({*names}) == len(names) == len(data_labels):
+        return CoupledBlock(data, names, labels=None)  # `_check_names` will refuse these names
     return CoupledBlock(data, names, _rename(data_labels, names))
 
 
@@ -267,7 +286,8 @@ def _check_names(n: int, blocks: Sequence[CoupledBlock]) -> None:
     """Refuse a block whose modes have no distinct names, or with none that another block has."""
     names = blocks[n].names
     shape = blocks[n].data.shape
-    if not len({*names}) == len(names) == len(shape) >= 2:
+    are_distinct = len(set(names)) == len(names)
+    if not are_distinct or len(names) != len(shape) or len(shape) < 2:
         raise ValueError(
             f"blocks[{n}] has shape {shape} and the modes {names}, expected a distinct name for "
             "each of two or more axes"
@@ -303,7 +323,9 @@ def _convert(n: int, x: Any, device: str) -> Any:
     is_coo = is_raw_sparse(x)
     if isinstance(x, FlycooTensor) or (is_coo and select_engine().name == device):
         return as_flycoo(x, check_coords=True)
-    converter = "from_coo" if is_coo else find_converter(x)
+    converter = find_converter(x)
+    if is_coo:
+        converter = "from_coo"
     if converter:
         return getattr(FlycooTensor, converter)(x, device=device)
     instead = find_instead(x)
@@ -391,8 +413,8 @@ def join_labels(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarr
     if len({array.dtype.kind for array in arrays}) > 1:
         arrays = [array.astype(object) for array in arrays]  # Python compares 3 with 3.0, not "3"
     all_labels = np.concatenate(arrays)
-    numbers: dict[Any, int] = {}
-    codes = np.array([numbers.setdefault(label, len(numbers)) for label in all_labels.tolist()])
+    numbers: dict[Any, int] = {}  # of each distinct label
+    codes = [numbers.setdefault(label, len(numbers)) for label in all_labels.tolist()]
     _, first_places = np.unique(codes, return_index=True)
     ends = np.cumsum([len(array) for array in arrays])
     return all_labels[first_places], np.split(codes, ends[:-1])
@@ -410,7 +432,10 @@ def _move_rows(x: Any, places: Mapping[int, np.ndarray], shape: tuple[int, ...])
             moved_coords[axis] = xp.asarray(rows)[coords[axis]]
         return x._rebuild(xp.stack(moved_coords), values, shape)
     xp = array_module(x)
+    targets = []
+    for axis, size in enumerate(x.shape):
+        rows = places.get(axis, np.arange(size))
+        targets.append(xp.asarray(rows))
     moved = xp.zeros(shape, x.dtype)
-    targets = [xp.asarray(places.get(n, np.arange(size))) for n, size in enumerate(x.shape)]
     moved[xp.ix_(*targets)] = x
     return moved

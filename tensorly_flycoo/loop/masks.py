@@ -32,7 +32,7 @@ from ..tensor.entrance import is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
-from ..tensor.unknown import are_same, list_cells, list_modes, make_mask
+from ..tensor.unknown import are_same, check_mask_shape, list_cells, list_modes, make_mask
 from .cp_model import multiply_all, residual_square
 from .whole_tensor import WholeTensor
 
@@ -109,7 +109,9 @@ class MissingEntries:
         """
         new = self.impute(weights, factors)
         exact = new.astype(np.float64)
-        return new, (exact * exact).sum(), ((exact - values) * exact).sum()
+        square = (exact * exact).sum()
+        change = ((exact - values) * exact).sum()
+        return new, square, change
 
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> Values:
         """Return the values of a CP model, which `add_mttkrp` takes."""
@@ -257,25 +259,39 @@ class MissingBlocks(MissingEntries):
         """Add the MTTKRP of the model `values` at the missing blocks, by the class's formulas."""
         if values is None:
             return out
-        _, old_factors = values
-        rows = self._take_rows(values)  # P'
-        grams = self._multiply_wholes(old_factors, factors, mode)  # G
         if mode in self.modes:
-            columns = {
-                place: factors[n].astype(self.dtype, copy=False)
-                for place, n in enumerate(self.modes)
-                if n != mode
-            }
-            mixed = multiply(rows, grams).astype(self.dtype)
             added = self.engine.xp.zeros_like(out)
-            self._entries.add_mttkrp(columns, mixed, self.modes.index(mode), added)
+            self._add_to_listed_mode(added, values, factors, mode)
         else:
-            grams = grams * transposed_product(rows, self._take_rows((None, factors)))
-            added = multiply(old_factors[mode], grams.astype(old_factors[mode].dtype))
+            added = self._multiply_whole_mode(values, factors, mode)
         if weights is not None:
             added = added * weights
         out += added
         return out
+
+    def _add_to_listed_mode(
+        self, out: Array, values: Values, factors: Sequence[Array], mode: int
+    ) -> None:
+        """Add the MTTKRP of a mode that the cells list: ``P' G`` times the other factors' rows."""
+        _, old_factors = values
+        rows = self._take_rows(values)
+        grams = self._multiply_wholes(old_factors, factors)
+        mixed = multiply(rows, grams).astype(self.dtype)
+        columns = {
+            place: factors[n].astype(self.dtype, copy=False)
+            for place, n in enumerate(self.modes)
+            if n != mode
+        }
+        self._entries.add_mttkrp(columns, mixed, self.modes.index(mode), out)
+
+    def _multiply_whole_mode(self, values: Values, factors: Sequence[Array], mode: int) -> Array:
+        """Compute the MTTKRP of a mode with all indices: F' times a matrix (R, R)."""
+        _, old_factors = values
+        grams = self._multiply_wholes(old_factors, factors, skip=mode)
+        of_cells = transposed_product(self._take_rows(values), self._take_rows((None, factors)))
+        matrix = grams * of_cells
+        old_factor = old_factors[mode]
+        return multiply(old_factor, matrix.astype(old_factor.dtype))
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
         """Return an unfolding of the observed tensor: blocks are not imputed for a start."""
@@ -287,18 +303,20 @@ class MissingBlocks(MissingEntries):
         The blocks are of whole indices of `mode`, whose factor is not used.
         """
         rows = self._take_rows((weights, factors))
-        return transposed_product(rows, rows) * self._multiply_wholes(factors, factors, skip=mode)
+        of_cells = transposed_product(rows, rows)
+        return of_cells * self._multiply_wholes(factors, factors, skip=mode)
 
     def _take_rows(self, model: Any) -> Array:
         """Multiply the rows of a model's factors at the cells: float64 (K, R)."""
         weights, factors = model
-        rows = multiply_all(
-            [
-                factors[n][ids].astype(np.float64)
-                for n, ids in zip(self.modes, self.coords, strict=True)
-            ]
-        )
-        return rows if weights is None else rows * weights
+        rows_of_factors = [
+            factors[n][ids].astype(np.float64)
+            for n, ids in zip(self.modes, self.coords, strict=True)
+        ]
+        rows = multiply_all(rows_of_factors)
+        if weights is None:
+            return rows
+        return rows * weights
 
     def _multiply_wholes(
         self, old: Sequence[Array], new: Sequence[Array], skip: int | None = None
@@ -308,7 +326,8 @@ class MissingBlocks(MissingEntries):
         for n in self._wholes:
             if n != skip:
                 old_factor = old[n].astype(np.float64)
-                product = product * transposed_product(old_factor, new[n].astype(np.float64))
+                new_factor = new[n].astype(np.float64)
+                product = product * transposed_product(old_factor, new_factor)
         return product
 
     def _multiply(self, old: Any, new: Any) -> float:
@@ -316,7 +335,8 @@ class MissingBlocks(MissingEntries):
         _, old_factors = old
         _, new_factors = new
         of_cells = transposed_product(self._take_rows(old), self._take_rows(new))
-        return float((of_cells * self._multiply_wholes(old_factors, new_factors)).sum())
+        of_wholes = self._multiply_wholes(old_factors, new_factors)
+        return float((of_cells * of_wholes).sum())
 
 
 class ObservedData:
@@ -424,8 +444,18 @@ def find_missing(x: Any, mask: Any, *, lists: bool = False) -> MissingEntries | 
     plain = as_flycoo(x, check_coords=True)
     if len(modes) == len(shape):
         return MissingEntries(plain, coords)
-    cells = coords[modes]
-    return MissingBlocks(plain, cells[:, np.lexsort(cells[::-1])], modes)
+    return MissingBlocks(plain, _sort_cells(coords[modes]), modes)
+
+
+def _sort_cells(cells: np.ndarray) -> np.ndarray:
+    """Sort cells (ndim, count) by their first index, then by the second, and so on.
+
+    >>> _sort_cells(np.array([[1, 0, 1], [2, 5, 0]]))
+    array([[0, 1, 1],
+           [5, 0, 2]])
+    """
+    order = np.lexsort(cells[::-1])  # whose last key counts first
+    return cells[:, order]
 
 
 def copy_mask(mask: Any) -> Any:
@@ -442,8 +472,9 @@ def copy_mask(mask: Any) -> Any:
 
 def mask_slices(mask: Any, num_slices: int) -> list[Any]:
     """Return a mask for each slice of a tensor of three modes."""
-    # Of size 1 in the first mode, it is the mask of all slices.
-    return [mask[min(number, mask.shape[0] - 1)] for number in range(num_slices)]
+    if mask.shape[0] == 1:  # the mask of all slices
+        return [mask[0]] * num_slices
+    return [mask[number] for number in range(num_slices)]
 
 
 def is_same_mask(mask1: Any, mask2: Any) -> bool:
@@ -473,14 +504,16 @@ def _list_marked(mask: Any) -> Any:
         return None
     if isinstance(mask, list):
         marked = [_list_marked(mask_of_slice) for mask_of_slice in mask]
-        return marked if any(marked) else None
+        if not any(marked):
+            return None
+        return marked
     if not hasattr(mask, "coords"):
         mask = mask.asformat("coo")
     cells = mask.coords[:, mask.data == 0]
     if cells.size == 0:
         return None
-    cells = cells[:, np.lexsort(cells[::-1])].astype(np.int64)
-    return tuple(mask.shape), cells.tobytes()
+    sorted_cells = _sort_cells(cells).astype(np.int64)
+    return tuple(mask.shape), sorted_cells.tobytes()
 
 
 def unite_masks(mask1: Any, mask2: Any, shape: Sequence[int]) -> Any:
@@ -545,7 +578,7 @@ def _read_mask(
     is_dense = isinstance(mask, np.ndarray) or is_cupy(mask)
     if not is_dense and not is_sparse(mask):
         raise TypeError(f"{name} is a {type(mask).__name__}, {_EXPECTED}, or a dense array")
-    _check_shape(mask, shape, name)
+    check_mask_shape(mask, shape, name)
     if not is_dense and (not is_raw_sparse(mask) or mask.fill_value == 0):
         instead = f"{_EXPECTED}; tensorly_flycoo.observed_parafac fits to stored entries only"
         raise densify_error("a mask that stores what is observed", shape, instead)
@@ -562,24 +595,16 @@ def _read_mask(
     return list_cells(coords, mask.shape, shape), [*range(len(shape))]
 
 
-def _check_shape(mask: Any, shape: tuple[int, ...], name: str) -> None:
-    """Refuse a mask that has another size than the tensor, or 1, in a mode."""
-    fits = len(mask.shape) == len(shape) and all(
-        mask_size in (1, size) for mask_size, size in zip(mask.shape, shape, strict=True)
-    )
-    if not fits:
-        instead = f"expected {shape}, or 1 in modes whose indices are all alike"
-        raise ValueError(f"{name} has shape {tuple(mask.shape)}, {instead}")
-
-
 def _find_zeros(mask: Any, is_dense: bool, name: str) -> Array:
     """Return the coordinates of the zeros of a mask, which must hold only 0 and 1."""
     if not is_dense and not hasattr(mask, "coords"):
         mask = mask.asformat("coo")  # a GCXS of pydata/sparse
     values = mask if is_dense else mask.data
     is_missing = values == 0
-    wrong_values = values[~is_missing & (values != 1)]
-    for value in (getattr(mask, "fill_value", 1), *wrong_values[:1]):
+    is_wrong = ~is_missing & (values != 1)
+    first_wrong = values[is_wrong][:1]
+    fill_value = getattr(mask, "fill_value", 1)
+    for value in (fill_value, *first_wrong):
         if value != 1:
             raise ValueError(f"{name} holds {value}, {_EXPECTED}")
     if is_dense:
@@ -619,8 +644,8 @@ def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -
     """Return the share of a slab's nonzeros in the entries of the projection."""
     coords, left = arrays
     if mode == piece.cut_mode:  # the columns of the unfolding are shared between slabs
-        first = piece.start
-        piece_left = left[first : first + piece.layout.record_format.shape[mode]]
+        end = piece.start + piece.layout.record_format.shape[mode]
+        piece_left = left[piece.start : end]
         piece_coords = coords
         is_own: Any = slice(None)
     else:
@@ -633,9 +658,11 @@ def _project(piece: Piece, mode: int, engine: Engine, arrays: Sequence[Array]) -
     for start in range(0, rows.size, block_size):
         block = slice(start, start + block_size)
         # The projection at (i, j) is row i of `left` times the product of `left.T` and fibre j.
-        fibres, places, values = sampler.fibres(mode, dict(enumerate(piece_coords[:, block])))
-        right = add_products(values, fibres, places, piece_left, rows[block].size)
-        products[block] = (left[rows[block]] * right).sum(axis=1)
+        block_coords = piece_coords[:, block]
+        block_rows = rows[block]
+        fibres, places, values = sampler.fibres(mode, dict(enumerate(block_coords)))
+        right = add_products(values, fibres, places, piece_left, block_rows.size)
+        products[block] = (left[block_rows] * right).sum(axis=1)
     added = piece.xp.zeros(coords.shape[1])
     added[is_own] = products
     return added

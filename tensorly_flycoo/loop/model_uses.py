@@ -94,8 +94,9 @@ def check_model(function: str, model: Any, x: Any = None, mode: int | None = Non
     record = find_record(model) or FitRecord()
     _check_record(use, record)
     if x is not None and is_sparse(x):
-        # The model's labels of rows are those of all slices, one after the other.
-        skips = [mode, 1] if kind == "PARAFAC2" else mode
+        skips = [mode]
+        if kind == "PARAFAC2":
+            skips.append(1)  # the model's labels of rows are those of one slice after the other
         check_same_labels(x, model, skip=skips, names=(use.data, use.model))
         _check_shape(use, model, kind, x, mode)
     return record
@@ -135,10 +136,12 @@ def _check_shape(use: ModelUse, model: Any, kind: str, x: Any, mode: int | None)
     expected = tuple(factor.shape[0] for factor in _list_factors(model))
     shape = tuple(x.shape)
     if len(shape) == len(expected):
-        differing = [n for n, size in enumerate(shape) if size != expected[n] and n != mode]
-        if not differing:
+        are_alike = [n == mode or size == expected[n] for n, size in enumerate(shape)]
+        if all(are_alike):
             return
-    exception = "" if mode is None else f", but for mode {mode}"
+    exception = ""
+    if mode is not None:
+        exception = f", but for mode {mode}"
     hint = ""
     if isinstance(x, LabelledTensor) or isinstance(getattr(model, "labels", None), Labels):
         hint = f": make {use.data} with from_dataframe(..., labels={use.model}.labels)"
@@ -159,10 +162,7 @@ def check_guess(function: str, init: Any, shape: Sequence[int]) -> None:
 
     A checkpoint is checked where it is restored, and the slices of PARAFAC2 may have other rows.
     """
-    is_list = isinstance(init, tuple | list) and len(init) == 2
-    is_pair = is_list and isinstance(init[1], tuple | list)  # not a list of two factors
-    is_model = isinstance(init, FactorizedTensor) or hasattr(init, "cp_tensors") or is_pair
-    if not is_model or isinstance(init, Resumed) or function not in _GUESSES:
+    if not _is_model(init) or isinstance(init, Resumed) or function not in _GUESSES:
         return
     kind = find_kind(init)
     expected = _GUESSES[function]
@@ -184,6 +184,15 @@ def check_guess(function: str, init: Any, shape: Sequence[int]) -> None:
             )
 
 
+def _is_model(init: Any) -> bool:
+    """Return whether a guess is a model: TensorLy's, ours of coupled tensors, or a pair."""
+    if isinstance(init, FactorizedTensor) or hasattr(init, "cp_tensors"):
+        return True
+    if not isinstance(init, tuple | list) or len(init) != 2:
+        return False
+    return isinstance(init[1], tuple | list)  # else it is a list of two factors
+
+
 def match_guess(init: Any, x: LabelledTensor) -> Any:
     """Return a guess in the sequence of a tensor's labels, if it has labels itself.
 
@@ -195,7 +204,7 @@ def match_guess(init: Any, x: LabelledTensor) -> Any:
         return init
     has_slices = isinstance(init, Parafac2Tensor)
     factors = list(init.factors)
-    projections = list(init.projections) if has_slices else []
+    projections = list(getattr(init, "projections", []))
     matched_labels = Labels(dict(x.labels))  # the tensor's, but in the guess's sequence
     for n, name in enumerate(x.labels):
         if n >= len(labels) or (has_slices and n == 1):
@@ -209,7 +218,8 @@ def match_guess(init: Any, x: LabelledTensor) -> Any:
         if has_slices and n == 0:
             projections = [projections[row] for row in rows]
     skip = 1 if has_slices else None
-    check_same_labels(LabelledTensor(x.tensor, matched_labels), init, skip, ("tensor", "init"))
+    matched = LabelledTensor(x.tensor, matched_labels)
+    check_same_labels(matched, init, skip, names=("tensor", "init"))
     if has_slices:
         return Parafac2Tensor((init.weights, factors, projections))
     if isinstance(init, CPTensor):
@@ -222,7 +232,9 @@ def _find_rows(wanted: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
     if labels.shape != wanted.shape or np.array_equal(labels, wanted):
         return None
     places = find_places(wanted, labels)
-    return places if (places >= 0).all() else None
+    if (places < 0).any():
+        return None
+    return places
 
 
 def choose_mask(

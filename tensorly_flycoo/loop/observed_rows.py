@@ -271,7 +271,9 @@ def improve_rows(
     squares = xp.zeros((targets.shape[0], 1), targets.dtype)
     residuals = targets - apply(rows, stays=True)
     for number in range(num_steps):
-        slopes = residuals if is_free is None else residuals * is_free
+        slopes = residuals
+        if is_free is not None:
+            slopes = residuals * is_free
         old_squares = squares
         squares = (slopes**2).sum(axis=1, keepdims=True)
         directions = slopes + divide(squares, old_squares) * directions

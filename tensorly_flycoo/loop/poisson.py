@@ -57,8 +57,9 @@ def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode:
     rows = data.xp.zeros(factors[mode].shape, data.dtype)
     ones = data.missing.make_ones()
     observed = whole - data.missing.add_mttkrp(rows, ones, factors, mode)
-    # If all cells of a row are missing, the difference is rounding error.
-    return invert_positive(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
+    # What is left of a row whose cells are all missing is rounding error.
+    limits = 8 * float(np.finfo(data.dtype).eps) * whole
+    return invert_positive(observed, limits).astype(data.dtype)
 
 
 def complete_loss(data: ObservedData, factors: Sequence[Array], sums: Array, log_sum: Any) -> float:
@@ -118,14 +119,19 @@ class PoissonUpdates(Sweep):
         # The factors before the last sweep; none if the next one is not to be extrapolated.
         self._base = {n: xp.asarray(state[f"base_{n}"]) for n in modes if f"base_{n}" in state}
         # Not summed again from a checkpoint: updates add rows in another order.
-        sums = xp.asarray(state["sums"]) if "sums" in state else add_columns(model.factors)
+        sums: Array = state.get("sums")
+        if sums is None:
+            sums = add_columns(model.factors)
+        sums = xp.asarray(sums)
         #: Of the model: its column sums, the MTTKRP of ratios of the first mode, and F.
         self._sums, self._product, self.loss = self._evaluate(model.factors, sums)
 
     def save_state(self) -> dict[str, Array]:
-        state = {f"base_{n}": factor for n, factor in self._base.items()}
-        # The next sweep writes to the sums.
-        return {"longest_step": np.asarray(self._longest_step), **state, "sums": self._sums.copy()}
+        state: dict[str, Array] = {"longest_step": np.asarray(self._longest_step)}
+        for n, factor in self._base.items():
+            state[f"base_{n}"] = factor
+        state["sums"] = self._sums.copy()  # the next sweep writes to them
+        return state
 
     def measure_start(self) -> float:
         return self.loss
@@ -174,7 +180,9 @@ class PoissonUpdates(Sweep):
         paths = {n: (base, before[n], self.model.factors[n]) for n, base in self._base.items()}
         self._base = {}
         step = self._choose_step(list(paths.values()))
-        self._growth = _GROWTH if step >= self._longest_step else 1.0
+        self._growth = 1.0
+        if step >= self._longest_step:
+            self._growth = _GROWTH
         if step == 1:
             self._longest_step *= self._growth
             return None
@@ -200,7 +208,9 @@ class PoissonUpdates(Sweep):
         sums, product, loss = self._evaluate(proposal, sums)
         if not loss <= self.loss:
             return False
-        self._sums, self._product, self.loss = sums, product, loss
+        self._sums = sums
+        self._product = product
+        self.loss = loss
         return True
 
     def _lift_zeros(self, factors: list[Array]) -> list[Array]:

@@ -35,8 +35,10 @@ class ProjectedSlices:
         self._batches = list(_list_batches(x.heights[x.order]))
         self.num_rows = int(x.row_counts.sum())
         self.is_row = self.xp.asarray(_mark_rows(x)[:, None])  # and no padding
-        # Eigenvalues of Gram matrices below this share of the largest one are rounding error.
-        self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
+        # An eigenvalue of a Gram matrix below this part of the largest is rounding: that of the
+        # matrix, in float64, or the square of that of the rows.
+        rounding_of_rows = 64 * np.finfo(self.dtype).eps
+        self._cutoff = max(rank * 2.0**-48, rounding_of_rows**2)
         self._square = float(self._layout.norm) ** 2
         if center:
             self._square = self._center_square(x)
@@ -45,7 +47,9 @@ class ProjectedSlices:
         self._products: Any = None
         #: C, and X C for all slices (rows, R).
         self._columns: tuple[Array, Array] = (None, None)
-        self.values: Any = None if self.missing is None else self._average(x, self.missing)
+        self.values: Any = None  # at the missing entries
+        if self.missing is not None:
+            self.values = self._average(x, self.missing)
 
     def _center_square(self, x: RaggedTensor) -> float:
         """Return the squared norm of the data less the means of the columns."""
@@ -66,15 +70,16 @@ class ProjectedSlices:
         slices_of_missing = slices_of_rows[move(missing.coords[0], np)]
         num_missing = np.bincount(slices_of_missing, minlength=num_slices)
         num_observed = x.row_counts * self.shape[2] - num_missing
-        slice_sums = np.bincount(slices_of_rows, row_sums, num_slices)
-        means = slice_sums / np.maximum(num_observed, 1)
+        sums_of_slices = np.bincount(slices_of_rows, row_sums, num_slices)
+        means = sums_of_slices / np.maximum(num_observed, 1)
         return self.xp.asarray(means[slices_of_missing], self.dtype)
 
     def impute(self, factors: Sequence[Array]) -> None:
         """Set the missing entries, if any, to the values of a model."""
         if self.missing is not None:
             a, b, c = factors
-            self.fill(self.missing.impute(None, [self._make_model(a, b), c]))
+            rows = self._make_model(a, b)
+            self.fill(self.missing.impute(None, [rows, c]))
 
     def fill(self, values: Array) -> None:
         """Set the missing entries to some values (count,)."""
@@ -113,7 +118,8 @@ class ProjectedSlices:
         """Compute the MTTKRP of the projected slices: (K, R), (R, R) or (J, R)."""
         a, b, c = factors
         if mode == 2:
-            return self._multiply(self.center_columns(self._make_model(a, b)), 1)
+            model = self.center_columns(self._make_model(a, b))
+            return self._multiply(model, 1)
         rows = self._multiply_columns(c)
         if self._products is None:
             self._products = self._cross(self.projections, rows)
@@ -136,7 +142,8 @@ class ProjectedSlices:
             data_square = data_square + float(imputed_square)
             inner = inner + float(change)
         gram = self._cross(model, model).sum(axis=0) * transposed_product(c, c)
-        residual_square = abs(data_square - 2 * inner + float(gram.sum()))
+        model_square = float(gram.sum())
+        residual_square = abs(data_square - 2 * inner + model_square)
         return float(self.dtype.type(np.sqrt(residual_square / self._square)))
 
     def cross_columns(self, c: Array) -> Array:
@@ -161,7 +168,8 @@ class ProjectedSlices:
 
     def _make_model(self, a: Array, b: Array) -> Array:
         """Compute P_k B diag(a_k) for all slices: (rows, R)."""
-        return self._apply(self.projections, b * a[self._order][:, None, :].astype(np.float64))
+        scaled = b * a[self._order][:, None, :].astype(np.float64)
+        return self._apply(self.projections, scaled)
 
     def _multiply_columns(self, c: Array) -> Array:
         """Compute X C, all slices multiplied by one factor: (rows, R)."""
@@ -230,9 +238,10 @@ class ProjectedSlices:
             basis = np.where(is_zero, 0.0, block)
             size, rank = basis.shape[1:]
             numbers = self.xp.asarray(np.random.RandomState(0).random_sample((size, rank)))
+            # Between -1 and 1, over the root: columns of a norm near 1.
             filling = ((2 * numbers - 1) / np.sqrt(size)) @ vectors[slices]
-            filling *= self.is_row[place].reshape(-1, size, 1)  # padding stays zero
-            filling -= basis @ (basis.transpose(0, 2, 1) @ filling)
+            filling *= self.is_row[place].reshape(-1, size, 1)
+            filling -= basis @ (basis.transpose(0, 2, 1) @ filling)  # now orthogonal to the basis
             rows[place] = np.where(is_zero, filling, basis).reshape(-1, rank)
 
 
@@ -247,8 +256,9 @@ def absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
 def _mark_rows(x: RaggedTensor) -> np.ndarray:
     """Mark the rows of the matrix of all slices that are rows of a slice, and no padding."""
     heights = x.heights[x.order]
-    places = np.arange(heights.sum()) - np.repeat(x.starts[x.order], heights)
-    return places < np.repeat(x.row_counts[x.order], heights)
+    first_rows = np.repeat(x.starts[x.order], heights)
+    places_in_slices = np.arange(heights.sum()) - first_rows
+    return places_in_slices < np.repeat(x.row_counts[x.order], heights)
 
 
 def _list_batches(heights: np.ndarray) -> Iterator[tuple[slice, slice]]:
@@ -259,8 +269,11 @@ def _list_batches(heights: np.ndarray) -> Iterator[tuple[slice, slice]]:
     """
     first = 0
     first_row = 0
-    for height, count in np.stack(np.unique(heights, return_counts=True)).T.tolist():
-        step = count if height <= _MAX_BATCHED_ROWS else 1
+    heights_and_counts = np.stack(np.unique(heights, return_counts=True)).T
+    for height, count in heights_and_counts.tolist():
+        step = count
+        if height > _MAX_BATCHED_ROWS:
+            step = 1
         for _ in range(0, count, step):
             end = first + step
             end_row = first_row + step * height

@@ -37,8 +37,8 @@ def _check_same_size(x: Any, rank: Any) -> None:
     count = num_cells(x.shape)
     plain = getattr(x, "tensor", x)  # of a view
     nnz = getattr(plain, "nnz", count)  # a dense array has none
-    # A nonzero is a value and its coordinates.
-    if (len(x.shape) + 1) * nnz < count:
+    numbers_per_nonzero = len(x.shape) + 1  # its coordinates and its value
+    if numbers_per_nonzero * nnz < count:
         raise ValueError(
             f"rank is {rank!r}, which means as many parameters as the tensor has cells ({count}), "
             f"expected a positive integer: the tensor has only {nnz} nonzeros"

@@ -147,7 +147,8 @@ def solve_row_systems(
 
     def solve_block(common: Array, width: int, rows: Array) -> Array:
         grams, sums, sizes = _add_up_systems(products, common, cells, lengths, plan, width, rows)
-        num_roundings = _ROUNDINGS + plan.ends[rows] - plan.starts[rows]
+        num_cells = plan.ends[rows] - plan.starts[rows]
+        num_roundings = _ROUNDINGS + num_cells
         errors = num_roundings * np.finfo(np.float64).eps * sizes
         return _solve_each(grams, sums, errors, non_negative)
 
@@ -173,10 +174,12 @@ def _add_up_systems(
     grams = common
     sums = products[rows]
     sizes = common.diagonal().sum()
-    for first, last in _cut(width, choose_block_size(products, rows.size * lengths.size)):
-        places, is_own = plan.list_places(rows, first, last)  # False: padding of a shorter row
+    block_size = choose_block_size(products, rows.size * lengths.size)
+    for first, last in _cut(width, block_size):
+        places, is_own = plan.list_places(rows, first, last)
         designs = cells.designs(places) / lengths
-        weighted = designs * (is_own * cells.weights[places])[:, :, None]
+        weights = is_own * cells.weights[places]  # 0 for padding
+        weighted = designs * weights[:, :, None]
         targets = is_own * cells.targets[places]
         grams = grams + designs.swapaxes(1, 2) @ weighted
         sums = sums + _multiply(targets, designs)
@@ -198,7 +201,8 @@ def _cut(length: int, step: int) -> Iterator[tuple[int, int]]:
 def _list_blocks(plan: RowPlan, rank: int) -> Iterator[tuple[int, Array]]:
     """Yield widths with blocks of rows, for which designs and Gram matrices fit in a block."""
     for width, rows in plan.list_blocks(rank):
-        for first, last in _cut(rows.size, choose_block_size(rows, rank**2)):
+        block_size = choose_block_size(rows, rank**2)
+        for first, last in _cut(rows.size, block_size):
             yield width, rows[first:last]
 
 
@@ -215,7 +219,8 @@ def _solve_alike(products: Array, common: Array, non_negative: bool) -> Array:
     solve_nonnegative(products, common, rows, _NUM_SWEEPS, tolerance=0)
     # Rows of zeros are minimal: the sweeps would have moved an element with a slope.
     positive = xp.flatnonzero((rows > 0).any(axis=1))
-    for first, last in _cut(positive.size, choose_block_size(products, common.size)):
+    block_size = choose_block_size(products, common.size)
+    for first, last in _cut(positive.size, block_size):
         places = positive[first:last]
         grams = xp.broadcast_to(common, (places.size, *common.shape))
         errors = error + xp.zeros(places.size)
@@ -239,7 +244,8 @@ def _solve_each(grams: Array, sums: Array, errors: Array, non_negative: bool) ->
 def _find_eigenvalues(grams: Array, errors: Array) -> tuple[Array, Array]:
     """Return eigenvalues (..., R), zeros if they may be errors, and eigenvectors (..., R, R)."""
     values, vectors = np.linalg.eigh(grams)
-    return values * (values > errors), vectors
+    is_certain = values > errors
+    return values * is_certain, vectors
 
 
 def _sweep(grams: Array, sums: Array, errors: Array) -> Array:
@@ -249,7 +255,8 @@ def _sweep(grams: Array, sums: Array, errors: Array) -> Array:
     for _ in range(_NUM_SWEEPS):
         for r in range(rows.shape[1]):
             slopes = sums[:, r] - (grams[:, r] * rows).sum(axis=1)
-            rows[:, r] = (rows[:, r] + slopes * scales[:, r]).clip(0)
+            minimisers = rows[:, r] + slopes * scales[:, r]
+            rows[:, r] = minimisers.clip(0)
     return rows
 
 
@@ -271,7 +278,8 @@ def _step(grams: Array, sums: Array, errors: Array, rows: Array) -> Array:
 
         # Go towards the minimiser, up to where the first element becomes zero; that one leaves.
         is_below = is_free & (minimisers < 0)
-        shares = xp.where(is_below, rows / xp.where(is_below, rows - minimisers, 1), 1)
+        lengths = xp.where(is_below, rows - minimisers, 1)
+        shares = xp.where(is_below, rows / lengths, 1)  # of the way, to each element's zero
         share = shares.min(axis=1, keepdims=True)
         is_free &= ~(is_below & (shares == share))
         reached = xp.where(share < 1, rows + share * (minimisers - rows), minimisers)
@@ -285,7 +293,8 @@ def _step(grams: Array, sums: Array, errors: Array, rows: Array) -> Array:
         if is_minimal.all():
             break
         is_entering = has_arrived & ~is_minimal
-        is_free |= is_entering[:, None] & (numbers == slopes.argmax(axis=1)[:, None])
+        steepest = slopes.argmax(axis=1)
+        is_free |= is_entering[:, None] & (numbers == steepest[:, None])
     return rows
 
 

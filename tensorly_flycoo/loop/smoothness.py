@@ -68,7 +68,8 @@ def smooth(columns: Array, strength: float, free_ends: bool = True) -> Array:
     """Return ``K^-1 @ columns``; ends that are not free are drawn to zero, as in TensorLy."""
     if not strength:
         return columns
-    return call_on_host(partial(_solve, strength=strength, free_ends=free_ends), columns)
+    solve = partial(_solve, strength=strength, free_ends=free_ends)
+    return call_on_host(solve, columns)
 
 
 def fit_nonnegative(column: Array, strength: float) -> Array:
@@ -92,7 +93,8 @@ def fit_nonnegative(column: Array, strength: float) -> Array:
 def weigh(column: Array, strength: float) -> Array:
     """Return ``K @ column``, without forming K."""
     # Ends that are repeated differ by zero from their neighbours: they are free.
-    return column - strength * np.diff(column, 2, prepend=column[:1], append=column[-1:])
+    second_differences = np.diff(column, 2, prepend=column[:1], append=column[-1:])
+    return column - strength * second_differences
 
 
 def _solve(columns: Array, strength: float, is_free: Any = True, free_ends: bool = True) -> Array:
@@ -106,16 +108,17 @@ def _solve(columns: Array, strength: float, is_free: Any = True, free_ends: bool
     bands[0, 1:] = couplings
     bands[2, :-1] = couplings
     bands[1] = 1 + 2 * strength
-    bands[1, 0] -= strength * free_ends
-    bands[1, -1] -= strength * free_ends
+    if free_ends:  # they have one neighbour
+        bands[1, 0] -= strength
+        bands[1, -1] -= strength
     return solve_banded((1, 1), bands, columns)
 
 
 def call_on_host(function: Callable[..., Array], first: Array, *rest: Array) -> Array:
     """Call a function of float64 copies on the host; return its result as the first matrix is."""
     copies = [move(gather(array), np).astype(np.float64) for array in (first, *rest)]
-    on_host = np.ascontiguousarray(function(*copies), first.dtype)
-    result = move(on_host, array_module(first))
+    host_result = np.ascontiguousarray(function(*copies), first.dtype)
+    result = move(host_result, array_module(first))
     if isinstance(first, RowShards):
         return RowShards.scatter(result, first.sharding)
     return result

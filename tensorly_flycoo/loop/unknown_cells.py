@@ -47,7 +47,8 @@ def obey_unknown(
     mask = find_unknown(x)
     option = options.get("mask")
     if function == "parafac2":
-        mask = _unite_slices(mask_slices(mask, x.shape[0]), option, x.shape[1:])
+        num_slices, *slice_shape = x.shape
+        mask = _unite_slices(mask_slices(mask, num_slices), option, slice_shape)
     elif option is not None:
         mask = unite_masks(mask, option, x.shape)
     return options | {"mask": mask}
@@ -61,7 +62,9 @@ def _unite_slices(masks: list[Any], option: Any, shape: Sequence[int]) -> list[A
     for mask, mask_of_option in zip(masks, option, strict=True):
         united = unite_masks(mask, mask_of_option, shape)
         # PARAFAC2 needs a mask for each slice, also for one without missing cells.
-        united_masks.append(mask if united is None else united)
+        if united is None:
+            united = mask
+        united_masks.append(united)
     return united_masks
 
 
@@ -75,7 +78,9 @@ def find_unknown(x: Any) -> Any:
 
 def forget_unknown(x: Any) -> Any:
     """Return a tensor whose unknown cells are now in a mask, with its labels."""
-    return x._replace(unknown=None) if isinstance(x, LabelledTensor) else x
+    if isinstance(x, LabelledTensor):
+        return x._replace(unknown=None)
+    return x
 
 
 def _fits_rows_only(function: str, options: Mapping[str, Any]) -> bool:

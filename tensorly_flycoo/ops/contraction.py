@@ -28,20 +28,29 @@ def contract_vectors(
     are on the device of `x`.
     """
     x = as_flycoo(x, check_coords=True)
-    axes = check_axes(modes, x.ndim)
+    gone_modes = check_axes(modes, x.ndim)
     vectors = [share(vector) for vector in vectors]
-    for vector, mode in zip(vectors, axes, strict=True):
-        name = f"the vector of mode {mode}"
-        check_place(vector, name, x.device == "cuda", "x")
-        if vector.shape != (x.shape[mode],):
-            raise ValueError(f"{name} has shape {vector.shape}, expected ({x.shape[mode]},)")
-    coords, values = x._sorted_nonzeros()
-    for vector, mode in zip(vectors, axes, strict=True):
-        values = values * vector[coords[mode]]
-    kept = [mode for mode in range(x.ndim) if mode not in axes]
-    if not kept:
-        return total(values)
-    return x._rebuild(coords[kept], values, [x.shape[mode] for mode in kept])._flatten()
+    for vector, mode in zip(vectors, gone_modes, strict=True):
+        _check_vector(vector, mode, x)
+    coords, products = x._sorted_nonzeros()
+    for vector, mode in zip(vectors, gone_modes, strict=True):
+        products = products * vector[coords[mode]]
+    kept_modes = [mode for mode in range(x.ndim) if mode not in gone_modes]
+    if not kept_modes:
+        return total(products)
+    shape = [x.shape[mode] for mode in kept_modes]
+    # Building it sums the products of nonzeros that differ in the contracted modes only.
+    contracted = x._rebuild(coords[kept_modes], products, shape)
+    return contracted._flatten()
+
+
+def _check_vector(vector: Array, mode: int, x: FlycooTensor) -> None:
+    """Refuse a vector on another device than `x`, or of another length than its mode."""
+    name = f"the vector of mode {mode}"
+    check_place(vector, name, x.device == "cuda", "x")
+    size = x.shape[mode]
+    if vector.shape != (size,):
+        raise ValueError(f"{name} has shape {vector.shape}, expected ({size},)")
 
 
 def inner(x: SparseData, y: SparseData | Array) -> Array:
@@ -59,15 +68,22 @@ def inner(x: SparseData, y: SparseData | Array) -> Array:
     y = as_flycoo(y, check_coords=True)
     if x.device != y.device:
         raise TypeError(f"inner: devices {x.device!r} and {y.device!r} differ")
+    return _multiply_shared_cells(x, y)
+
+
+def _multiply_shared_cells(x: FlycooTensor, y: FlycooTensor) -> Array:
+    """Sum the products of the values of all cells that two tensors of one shape both store."""
     xp = x._engine.xp
     x_coords, x_values = x._sorted_nonzeros()
     y_coords, y_values = y._sorted_nonzeros()
     coords = xp.concatenate([x_coords, y_coords], axis=-1)
     values = xp.concatenate([x_values, y_values])
     _, sorted_values, starts = group_cells(coords, values, x.shape, x._engine)
-    group_sizes = xp.diff(xp.append(starts, values.size))
-    shared = starts[group_sizes == 2]  # the first of the two values of a cell that both store
-    return total(sorted_values[shared] * sorted_values[shared + 1])
+    ends = xp.append(starts, values.size)
+    # A group has one value for each tensor that stores the cell: two if both do.
+    is_shared = xp.diff(ends) == 2
+    first_values = starts[is_shared]
+    return total(sorted_values[first_values] * sorted_values[first_values + 1])
 
 
 def multiply_matricized(
@@ -80,28 +96,34 @@ def multiply_matricized(
     from `x` unless `x` is a matrix itself.
     """
     x = as_flycoo(x, check_coords=True)
+    num_columns = math.prod(x.shape[mode] for mode in column_modes)
+    _check_multiplier(dense, num_columns, x)
+    if dense.ndim == 1:
+        return multiply_matricized(x, row_mode, column_modes, dense[:, None])[:, 0]
+    rank = dense.shape[1]
+    if rank == 0:
+        return x._engine.xp.zeros((x.shape[row_mode], 0), x.dtype)
+    if x.ndim == 2:
+        matrix = x
+    else:
+        matrix = _matricize(x, row_mode, column_modes, num_columns)
+        row_mode = 0
+    # The MTTKRP does not read the factor of the rows, but its shape and dtype have to fit.
+    unread = matrix._engine.xp.empty((matrix.shape[row_mode], rank), matrix.dtype)
+    factors = [dense, dense]
+    factors[row_mode] = unread
+    return mttkrp(matrix, factors, row_mode)
+
+
+def _check_multiplier(dense: Array, num_rows: int, x: FlycooTensor) -> None:
+    """Refuse an array by which the matricised `x` cannot be multiplied."""
     check_place(dense, "the multiplier", x.device == "cuda", "x")
-    num_rows = math.prod(x.shape[mode] for mode in column_modes)
     if dense.ndim not in (1, 2) or dense.shape[0] != num_rows:
         raise ValueError(
             f"the multiplier has shape {dense.shape}, expected ({num_rows}, rank) or ({num_rows},)"
         )
     if dense.dtype != x.dtype:
         raise TypeError(f"the multiplier has dtype {dense.dtype}, expected {x.dtype}, that of x")
-    if dense.ndim == 1:
-        return multiply_matricized(x, row_mode, column_modes, dense[:, None])[:, 0]
-    if dense.shape[1] == 0:
-        return x._engine.xp.zeros((x.shape[row_mode], 0), x.dtype)
-    if x.ndim == 2:
-        matrix = x
-    else:
-        matrix = _matricize(x, row_mode, column_modes, num_rows)
-        row_mode = 0
-    factors = [dense, dense]
-    # The factor of the rows is not read, but must have a matching shape and dtype.
-    unread = matrix._engine.xp.empty((matrix.shape[row_mode], dense.shape[1]), matrix.dtype)
-    factors[row_mode] = unread
-    return mttkrp(matrix, factors, row_mode)
 
 
 def _matricize(
@@ -110,9 +132,9 @@ def _matricize(
     """Build the matrix that has the indices of one mode as rows."""
     coords, values = x._sorted_nonzeros()
     columns = join_modes(x.shape, coords, column_modes)
-    pair = x._engine.xp.stack([coords[row_mode], columns])
+    matrix_coords = x._engine.xp.stack([coords[row_mode], columns])
     shape = (x.shape[row_mode], num_columns)
-    return FlycooTensor(pair, values, shape, layout="indexed", device=x.device)
+    return FlycooTensor(matrix_coords, values, shape, layout="indexed", device=x.device)
 
 
 def join_modes(shape: Sequence[int], coords: Array, modes: Iterable[int]) -> Array:
@@ -152,8 +174,10 @@ def khatri_rao_at(
         rows = rows * weights
     for matrix, row_ids in zip(matrices, cells, strict=True):
         rows = rows * matrix[row_ids]
+    # Each cell of the mask becomes `rank` nonzeros, which differ in the last coordinate.
     rank = rows.shape[1]
+    repeated_cells = xp.repeat(cells, rank, axis=1)
     columns = xp.tile(xp.arange(rank), cells.shape[1])
-    coords = xp.concatenate([xp.repeat(cells, rank, axis=1), columns[None]])
+    coords = xp.concatenate([repeated_cells, columns[None]])
     shape = (*mask.shape, rank)
     return FlycooTensor(coords, rows.reshape(-1), shape, layout="indexed", device=mask.device)

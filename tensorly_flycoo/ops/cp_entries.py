@@ -19,8 +19,10 @@ _GPU_BLOCK_NUMBERS = 2**24
 
 def choose_block_size(array: Array, row_length: int) -> int:
     """Choose how many rows of `row_length` numbers to compute together on the array's device."""
-    numbers = _GPU_BLOCK_NUMBERS if is_cupy(array) else _CPU_BLOCK_NUMBERS
-    return max(1, numbers // row_length)
+    max_numbers = _CPU_BLOCK_NUMBERS
+    if is_cupy(array):
+        max_numbers = _GPU_BLOCK_NUMBERS
+    return max(1, max_numbers // row_length)
 
 
 def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
@@ -93,9 +95,11 @@ def find_kind(model: Any) -> str:
         return "coupled"
     if isinstance(model, TuckerTensor):
         return "Tucker"
-    is_pair = isinstance(model, tuple | list) and len(model) == 2
-    has_core = is_pair and getattr(model[0], "ndim", 1) != 1  # not weights, nor None for them
-    return "Tucker" if has_core else "CP"
+    if isinstance(model, tuple | list) and len(model) == 2:
+        num_axes = getattr(model[0], "ndim", 1)  # None stands for weights
+        if num_axes != 1:  # a core
+            return "Tucker"
+    return "CP"
 
 
 def evaluate_model(coords: Array, weights: Array | None, factors: Sequence[Array]) -> Array:
@@ -104,10 +108,13 @@ def evaluate_model(coords: Array, weights: Array | None, factors: Sequence[Array
     values = array_module(first).empty(coords.shape[1], first.dtype)
     block_size = choose_block_size(first, first.shape[1])
     for start in range(0, coords.shape[1], block_size):
-        block = coords[:, start : start + block_size]
-        rows = first[block[0]]
-        for factor, row_ids in zip(factors[1:], block[1:], strict=True):
+        block = slice(start, start + block_size)
+        first_ids, *other_ids = coords[:, block]
+        rows = first[first_ids]  # a copy, which becomes the product of all factors' rows
+        for factor, row_ids in zip(factors[1:], other_ids, strict=True):
             rows *= factor[row_ids]
-        entries = np.sum(rows, axis=1) if weights is None else rows @ weights
-        values[start : start + block_size] = entries
+        if weights is None:
+            values[block] = np.sum(rows, axis=1)
+        else:
+            values[block] = rows @ weights
     return values

@@ -31,12 +31,14 @@ class ModeView(LazyArray):
         self.tensor = as_flycoo(x, check_coords=True)
         self.groups = tuple(map(tuple, groups))
         sizes = self.tensor.shape
-        self.shape = tuple(num_cells([sizes[mode] for mode in group]) for group in self.groups)
+        sizes_of_groups = [[sizes[mode] for mode in group] for group in self.groups]
+        self.shape = tuple(map(num_cells, sizes_of_groups))
         self.ndim = len(self.groups)
         self.dtype = self.tensor.dtype
 
     def __repr__(self) -> str:
-        return f"<ModeView: modes {', '.join(map(str, self.groups))} of shape {self.tensor.shape}>"
+        groups = ", ".join(map(str, self.groups))
+        return f"<ModeView: modes {groups} of shape {self.tensor.shape}>"
 
     def reshape(self, *shape: Any) -> NoReturn:
         """Refuse NumPy's method: `tl.reshape` makes a view."""
@@ -68,10 +70,13 @@ class ModeView(LazyArray):
         if not hasattr(operand, "strides"):
             instead = "multiply it by a dense factor; truncated_svd works, symeig_svd does not"
             raise densify_error(operation, self.shape, instead)
-        if self.ndim != 2 or len(self.groups[axis]) != 1:
-            kept = self.shape[axis] if self.ndim == 2 else self.shape
-            instead = "tl.tenalg.mode_dot with a vector stays sparse"
-            raise densify_error(operation, (kept, *operand.shape[1:]), instead)
+        if self.ndim == 2 and len(self.groups[axis]) == 1:
+            return
+        kept: Any = self.shape
+        if self.ndim == 2:
+            kept = self.shape[axis]
+        instead = "tl.tenalg.mode_dot with a vector stays sparse"
+        raise densify_error(operation, (kept, *operand.shape[1:]), instead)
 
 
 class LazyUnfolding(Unfolding, ModeView):

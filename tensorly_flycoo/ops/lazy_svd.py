@@ -15,11 +15,13 @@ from ..tensor.lazy_array import LazyArray
 
 def decompose_lazily(matrix: Any, full_matrices: bool) -> LazySVD | None:
     """Return a lazy SVD of a matrix that is sparse or never formed; None of any other."""
-    if is_sparse(matrix) and matrix.ndim == 2:
-        matrix = Unfolding(matrix, 0)
-    if is_sparse(matrix):
+    if isinstance(matrix, LazyMatrix):
+        return LazySVD(matrix, full_matrices)
+    if not is_sparse(matrix):
+        return None
+    if matrix.ndim != 2:
         raise densify_error("tl.svd", matrix.shape, "tl.unfold(x, mode) makes it a matrix")
-    return LazySVD(matrix, full_matrices) if isinstance(matrix, LazyMatrix) else None
+    return LazySVD(Unfolding(matrix, 0), full_matrices)
 
 
 class LazySVD:
@@ -98,7 +100,8 @@ class _LeftVectors(_SvdPart):
         if not takes_all_rows:
             raise self._refuse(index)
         num_columns = self._count_leading(index[1])
-        leading, _ = self._svd.compute(min(num_columns, *self._svd.matrix.shape))
+        num_vectors = min(num_columns, *self._svd.matrix.shape)
+        leading, _ = self._svd.compute(num_vectors)
         num_rows, num_leading = leading.shape
         if num_columns == num_leading:
             return leading.copy()
@@ -111,7 +114,9 @@ class _SingularValues(_SvdPart):
     """Singular values: a slice is a fresh array."""
 
     def __getitem__(self, index: Any) -> Array:
-        return self._svd.compute(self._count_leading(index))[1].copy()
+        num_values = self._count_leading(index)
+        _, values = self._svd.compute(num_values)
+        return values.copy()
 
 
 class _RightVectors(_SvdPart):

@@ -34,14 +34,17 @@ class ModeProduct(LazyArray):
         self, x: FlycooTensor, factors: Mapping[int, Array], axes: Sequence[int] | None = None
     ) -> None:
         self.source = x  # what the caller has, where results go
-        self.tensor = x = as_flycoo(x)
+        x = as_flycoo(x)
+        self.tensor = x
         self.factors = {n: share(factors[n]) for n in sorted(factors)}
-        array_type = x._engine.array_type
+        self._sizes = list(x.shape)  # of the product's modes
         for n, factor in self.factors.items():
-            check_matrix(factor, f"the factor of mode {n}", x.shape[n], x.dtype, array_type)
-        ranks = {n: factor.shape[1] for n, factor in self.factors.items()}
-        self._sizes = [ranks.get(n, size) for n, size in enumerate(x.shape)]
-        self._axes = [*range(x.ndim)] if axes is None else list(axes)
+            name = f"the factor of mode {n}"
+            check_matrix(factor, name, x.shape[n], x.dtype, x._engine.array_type)
+            self._sizes[n] = factor.shape[1]
+        if axes is None:
+            axes = range(x.ndim)
+        self._axes = list(axes)
         self.shape = tuple(self._sizes[n] for n in self._axes)
         self.ndim = x.ndim
         self.dtype = x.dtype
@@ -54,22 +57,26 @@ class ModeProduct(LazyArray):
         """Move one axis, lazily if it is a mode without a factor and moves to the front."""
         mode = self._axes[check_mode(source, self.ndim)]
         if destination == 0 and mode in self.free_modes:
-            axes = [mode, *(n for n in self._axes if n != mode)]
-            return ModeProduct(self.source, self.factors, axes)
+            other_modes = [n for n in self._axes if n != mode]
+            return ModeProduct(self.source, self.factors, [mode, *other_modes])
         return np.moveaxis(self.to_array(), source, destination)
 
     def reshape(self, shape: Sequence[int]) -> ProductUnfolding:
         """Return the lazy unfolding along the first axis, if that is a mode without a factor."""
-        unfolded = (self.shape[0], math.prod(self.shape[1:]))
-        if self._axes[0] in self.factors or tuple(shape) not in [(self.shape[0], -1), unfolded]:
+        mode = self._axes[0]
+        num_rows = self.shape[0]
+        num_columns = math.prod(self.shape[1:])
+        unfolds = tuple(shape) in [(num_rows, num_columns), (num_rows, -1)]
+        if mode in self.factors or not unfolds:
             raise densify_error(f"tl.reshape to {shape}", self.shape, self._instead)
-        return ProductUnfolding(self, self._axes[0])
+        return ProductUnfolding(self, mode)
 
     def norm(self) -> Array:
         """Return the Frobenius norm; with one free mode, only its non-empty rows are formed."""
         if len(self.free_modes) != 1:
             return np.linalg.norm(self.to_array())
-        rows, _ = ttmc.multiply_nonempty_rows(self.tensor, self.free_modes[0], self.factors)
+        (mode,) = self.free_modes
+        rows, _ = ttmc.multiply_nonempty_rows(self.tensor, mode, self.factors)
         return np.linalg.norm(rows)
 
     def to_array(self) -> Array:
@@ -84,6 +91,7 @@ class ModeProduct(LazyArray):
         ttmc.check_free_modes(x, free_modes)
         if not free_modes:
             return self._contract()
+        # TTMc has rows for one mode: the free modes are merged into one.
         merged, mode, places = ttmc.merge_modes(x, free_modes, x.dtype)
         inputs = {places[n]: factor for n, factor in self.factors.items()}
         num_columns = math.prod(self._sizes[n] for n in self.factors)
@@ -94,11 +102,14 @@ class ModeProduct(LazyArray):
     def _contract(self) -> Array:
         """Multiply by the factors of all modes but one, and then by the last factor."""
         x = self.tensor
-        shares = [ttmc.count_nonempty_rows(x, n) / size for n, size in enumerate(self._sizes)]
-        mode = int(np.argmin(shares))  # the smallest workspace
+        # The last factor is that of the smallest workspace, which is the number of non-empty rows
+        # times the product of all other ranks.
+        shares = [ttmc.count_nonempty_rows(x, n) / rank for n, rank in enumerate(self._sizes)]
+        mode = int(np.argmin(shares))
         inputs = {n: factor for n, factor in self.factors.items() if n != mode}
         rows, numbers = ttmc.multiply_nonempty_rows(x, mode, inputs)
-        return self._order_axes(np.dot(self.factors[mode][numbers].T, rows), [mode, *inputs])
+        last_factor = self.factors[mode][numbers]
+        return self._order_axes(np.dot(last_factor.T, rows), [mode, *inputs])
 
     def _order_axes(self, array: Array, modes: list[int]) -> Array:
         """Turn an array over `modes`, the last one fastest, into one over the axes."""
@@ -113,7 +124,8 @@ class ProductUnfolding(LazyMatrix, LazyArray):
         self.product = product
         self.source = product.source
         self.tensor = product.tensor
-        self.mode = product.free_modes[product.free_modes.index(mode)]
+        place = product.free_modes.index(mode)  # which refuses a mode with a factor
+        self.mode = product.free_modes[place]
         size = self.tensor.shape[mode]
         self.shape = (size, math.prod(product.shape) // size)
         self.dtype = product.dtype
@@ -136,5 +148,6 @@ class ProductUnfolding(LazyMatrix, LazyArray):
             matrix = ttmc.Matrix(array)
         num_pairs = min(rank, *matrix.shape)
         vectors, values = eigen.find_singular_pairs(matrix, num_pairs, x._engine.xp)
-        numbers = np.arange(values.size)
-        return LeadingPairs(vectors, values, None if isinstance(rows, slice) else rows, numbers)
+        if isinstance(rows, slice):
+            rows = None  # the vectors have all rows
+        return LeadingPairs(vectors, values, rows, np.arange(values.size))

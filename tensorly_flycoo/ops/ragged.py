@@ -100,53 +100,43 @@ class RaggedTensor(LazyArray):
             stack = _join(slices)
         self.row_counts = stack.row_counts
         self.heights = _choose_heights(stack.row_counts)
-        self._place_slices()
-        rows = self._place_rows(stack)
+        self.order, self.starts = _place_slices(self.heights)
         matrix_shape = (int(self.heights.sum()), stack.width)
-        xp = array_module(stack.values)
-        coords = xp.empty((2, stack.values.size), index_dtype(max(matrix_shape), "int32"))
-        coords[0] = rows
-        coords[1] = stack.columns
+        coords = _place_nonzeros(stack, self.starts, matrix_shape)
         options = {"device": stack.device} | options
         self.matrix = FlycooTensor(coords, stack.values, matrix_shape, **options)
         self.shape = (len(self.row_counts), int(self.row_counts.max()), stack.width)
         self.dtype = self.matrix.dtype
         self.nnz = self.matrix.nnz
 
-    def _place_slices(self) -> None:
-        """Order the slices by height, so that those of one height are neighbours in the matrix."""
-        self.order = np.argsort(self.heights, kind="stable")
-        self.starts = np.empty_like(self.row_counts)
-        self.starts[self.order] = _count_before(self.heights[self.order])
-
-    def _place_rows(self, stack: "_Stack") -> Array:
-        """Return the row of each nonzero in the matrix.
-
-        There a slice begins at `starts`, in the stack right after the slice before.
-        """
-        shifts = self.starts - _count_before(stack.row_counts)
-        places = np.repeat(shifts, stack.row_counts)
-        places += np.arange(places.size)
-        dtype = index_dtype(max(int(self.heights.sum()), stack.width), "int32")
-        return array_module(stack.values).asarray(places.astype(dtype))[stack.rows]
-
     def _divide(self, matrix: Any, by: Any) -> "_Stack":
         """Number the rows of a matrix slice by slice, and keep their labels."""
         if hasattr(matrix, "obs_names"):
             matrix, by = self._read_anndata(matrix, by)
-        one = _read_slice(matrix, 0)
-        num_rows, width = one.shape
-        slice_labels = _check_row_labels(by, num_rows)
-        labels, slice_numbers = np.unique(slice_labels, return_inverse=True)
-        order = np.argsort(slice_numbers, kind="stable")
+        nonzeros = _read_slice(matrix, 0)
+        num_rows, width = nonzeros.shape
+        slice_of_row = _check_row_labels(by, num_rows)
+        slice_labels, slice_numbers = np.unique(slice_of_row, return_inverse=True)
+        order = np.argsort(slice_numbers, kind="stable")  # the old rows, slice by slice
         row_counts = np.bincount(slice_numbers)
-        known_labels = self.labels or {"row": np.arange(num_rows), "column": np.arange(width)}
-        row_name, row_labels = next(iter(known_labels.items()))
-        labels_by_slice = np.split(np.asarray(row_labels)[order], _count_before(row_counts)[1:])
-        self.labels = {"slice": labels} | known_labels | {row_name: labels_by_slice}
+
+        matrix_labels = self.labels or {"row": np.arange(num_rows), "column": np.arange(width)}
+        row_name, row_labels = next(iter(matrix_labels.items()))
+        sorted_labels = np.asarray(row_labels)[order]
+        labels_by_slice = _split(sorted_labels, row_counts)
+        self.labels = {"slice": slice_labels} | matrix_labels | {row_name: labels_by_slice}
+
+        # A permutation's argsort is its inverse: the new row of each old one.
         new_rows = np.argsort(order).astype(index_dtype(num_rows, "int32"))
-        rows = array_module(one.values).asarray(new_rows)[one.rows]
-        return _Stack(rows, one.columns, one.values, row_counts, width, one.device)
+        rows = array_module(nonzeros.values).asarray(new_rows)[nonzeros.rows]
+        return _Stack(
+            rows=rows,
+            columns=nonzeros.columns,
+            values=nonzeros.values,
+            row_counts=row_counts,
+            width=width,
+            device=nonzeros.device,
+        )
 
     def _read_anndata(self, data: Any, by: Any) -> tuple[Any, Any]:
         """Return the matrix of an AnnData and the column `by` of its rows; keep its labels."""
@@ -168,18 +158,23 @@ class RaggedTensor(LazyArray):
         num_slices, slice_size, width = x.shape
         (slice_numbers, slice_rows, columns), values = x._sorted_nonzeros()
         rows = slice_numbers * slice_size + slice_rows
-        if not drop_empty:
-            row_counts = np.full(num_slices, slice_size)
-            return _Stack(rows, columns, values, row_counts, width, x.device)
-        xp = array_module(rows)
-        is_first = xp.ones(rows.size, bool)  # nonzero of its row
-        is_first[1:] = rows[1:] != rows[:-1]
-        row_counts = np.bincount(move(slice_numbers[is_first], np), minlength=num_slices)
-        for name in [*self.labels][1:2]:  # that of the rows, if there are labels
-            kept_labels = self.labels[name][move(slice_rows[is_first], np)]
-            self.labels[name] = np.split(kept_labels, _count_before(row_counts)[1:])
-        kept_rows = xp.cumsum(is_first) - 1
-        return _Stack(kept_rows, columns, values, row_counts, width, x.device)
+        row_counts = np.full(num_slices, slice_size)
+        if drop_empty:
+            xp = array_module(rows)
+            is_first = xp.ones(rows.size, bool)  # nonzero of its row
+            is_first[1:] = rows[1:] != rows[:-1]
+            rows = xp.cumsum(is_first) - 1
+            slices_of_kept_rows = move(slice_numbers[is_first], np)
+            row_counts = np.bincount(slices_of_kept_rows, minlength=num_slices)
+            self._keep_row_labels(move(slice_rows[is_first], np), row_counts)
+        return _Stack(rows, columns, values, row_counts, width, x.device)
+
+    def _keep_row_labels(self, kept_rows: np.ndarray, row_counts: np.ndarray) -> None:
+        """Divide the labels of the rows that are kept by slice, if there are labels."""
+        if self.labels:
+            _, row_name, _ = self.labels
+            kept_labels = self.labels[row_name][kept_rows]
+            self.labels[row_name] = _split(kept_labels, row_counts)
 
     def take_slices(self, numbers: np.ndarray) -> Self:
         """Return the slices with these numbers, in their sequence, with their labels."""
@@ -195,9 +190,11 @@ class RaggedTensor(LazyArray):
                 taken.labels[name] = labels
         taken.row_counts = self.row_counts[numbers]
         taken.heights = self.heights[numbers]
-        taken._place_slices()
-        blocks = [self.starts[k] + np.arange(self.heights[k]) for k in numbers[taken.order]]
-        matrix: Any = self.matrix[np.concatenate(blocks)]
+        taken.order, taken.starts = _place_slices(taken.heights)
+        rows_of_slices = [
+            self.starts[number] + np.arange(self.heights[number]) for number in numbers[taken.order]
+        ]
+        matrix: Any = self.matrix[np.concatenate(rows_of_slices)]
         taken.matrix = matrix
         taken.shape = (len(numbers), int(taken.row_counts.max()), self.shape[2])
         taken.dtype = self.dtype
@@ -232,8 +229,10 @@ class _Slice(NamedTuple):
 
 def _are_callers(slices: Any) -> bool:
     """Return whether the caller has a tensor, a matrix or a list of slices on the host."""
-    is_list = isinstance(slices, list | tuple) and len(slices) and not is_sparse(slices)
-    first = slices[0] if is_list else slices
+    first = slices
+    # A LabelledTensor is a tuple too.
+    if isinstance(slices, list | tuple) and len(slices) and not is_sparse(slices):
+        first = slices[0]
     is_on_device = isinstance(first, FlycooTensor) or type(first).__module__.startswith("cupyx")
     return is_callers(first) or not is_on_device
 
@@ -251,12 +250,12 @@ def _join(slices: Iterable[Any]) -> _Stack:
     starts = _count_before(row_counts).astype(index_dtype(row_counts.sum(), "int32"))
     rows = [part.rows + start for part, start in zip(parts, starts, strict=True)]
     return _Stack(
-        xp.concatenate(rows),
-        xp.concatenate([part.columns for part in parts]),
-        xp.concatenate([part.values for part in parts]),
-        row_counts,
-        widths.pop(),
-        parts[0].device,
+        rows=xp.concatenate(rows),
+        columns=xp.concatenate([part.columns for part in parts]),
+        values=xp.concatenate([part.values for part in parts]),
+        row_counts=row_counts,
+        width=widths.pop(),
+        device=parts[0].device,
     )
 
 
@@ -267,8 +266,44 @@ def _choose_heights(row_counts: np.ndarray) -> np.ndarray:
     """
     if np.unique(row_counts).size <= _MAX_NUM_SIZES:
         return row_counts
-    steps = 2 ** np.log2(np.maximum(row_counts // 8, 1)).astype(np.int64)
+    # Rounded up to a multiple of the largest power of two in an eighth of the rows.
+    eighths = np.maximum(row_counts // 8, 1)
+    steps = 2 ** np.log2(eighths).astype(np.int64)
     return -(-row_counts // steps) * steps
+
+
+def _place_slices(heights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Order the slices by height, and find where each one starts in the matrix.
+
+    Those of one height are neighbours there.
+
+    >>> _place_slices(np.array([5, 2, 5]))
+    (array([1, 0, 2]), array([2, 0, 7]))
+    """
+    order = np.argsort(heights, kind="stable")
+    starts = np.empty_like(heights)
+    starts[order] = _count_before(heights[order])
+    return order, starts
+
+
+def _place_nonzeros(stack: _Stack, starts: np.ndarray, shape: tuple[int, int]) -> Array:
+    """Return the coords (2, nnz) in the matrix of the nonzeros of slices that start at these."""
+    xp = array_module(stack.values)
+    dtype = index_dtype(max(shape), "int32")
+    # A slice moves as a whole, from its rows in the stack to those in the matrix.
+    shifts = starts - _count_before(stack.row_counts)
+    row_numbers = np.repeat(shifts, stack.row_counts)
+    row_numbers += np.arange(row_numbers.size)
+    coords = xp.empty((2, stack.values.size), dtype)
+    coords[0] = xp.asarray(row_numbers.astype(dtype))[stack.rows]
+    coords[1] = stack.columns
+    return coords
+
+
+def _split(labels: np.ndarray, row_counts: np.ndarray) -> list[np.ndarray]:
+    """Divide the labels of all rows, slice by slice, into those of each slice."""
+    first_rows = _count_before(row_counts)
+    return np.split(labels, first_rows[1:])
 
 
 def _count_before(counts: np.ndarray) -> np.ndarray:
@@ -293,9 +328,9 @@ def _check_row_labels(by: Any, num_rows: int) -> np.ndarray:
             f"{missing_rows.size} such rows out"
         )
     if labels.dtype == object:
-        kinds = {type(label).__name__ for label in labels}
-        if len(kinds) > 1:
-            raise TypeError(f"by holds {sorted(kinds)}, expected labels of one type")
+        types = {type(label).__name__ for label in labels}
+        if len(types) > 1:
+            raise TypeError(f"by holds {sorted(types)}, expected labels of one type")
     return labels
 
 

@@ -15,6 +15,7 @@ from ..engines import Engine
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from ..spread.streamed import StreamedLayout
 from ..tensor.cells import count_before, find_places, omit_entries
+from ..tensor.indexing import list_ranges
 from ..tensor.pieces import Piece, count_nonzeros, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor
 
@@ -56,8 +57,9 @@ class NonzeroSampler:
     def take(self, places: Any) -> tuple[Array, Array]:
         """Return coordinates (ndim, count) and values (count,) of the records at some places."""
         records = self.take_records(places)
-        rows = [self._record_format.rows(records, n, self._xp) for n in range(self.ndim)]
-        return self._xp.stack(rows), self._record_format.values(records)
+        read_rows = self._record_format.rows
+        coords = [read_rows(records, mode, self._xp) for mode in range(self.ndim)]
+        return self._xp.stack(coords), self._record_format.values(records)
 
     def take_records(self, places: Any) -> Array:
         """Return the records (count, num_words) of some nonzeros, as `take` does."""
@@ -80,11 +82,7 @@ class NonzeroSampler:
         order = self._orders[mode]
         following = [*range(mode + 1, self.ndim), *range(mode)]
         first, last = self._find(order, {n: coords[n] for n in following})
-        ends = xp.cumsum(last - first)  # where each fibre ends among all nonzeros found
-        count = int(ends[-1]) if ends.size else 0
-        numbers = xp.arange(count)
-        fibres = xp.searchsorted(ends, numbers, side="right")
-        places = numbers + (last - ends)[fibres]
+        fibres, places = list_ranges(first, last, xp)
         if order is not None:
             places = order[places]
         records = self._records[places]
@@ -126,30 +124,43 @@ class SlabSampler:
         xp = self._xp
         if isinstance(places, slice):
             places = xp.arange(*places.indices(self.nnz))
-        slabs = layout.slabs
-        devices = layout.devices
-        slab_numbers = xp.searchsorted(xp.asarray(self._ends), places, side="right")
-        # Of each slab: which of the places are in it, and what they are there.
-        selections = [xp.flatnonzero(slab_numbers == number) for number in range(len(slabs))]
-        starts = [0, *self._ends[:-1].tolist()]
-        slab_places = [
-            places[selection] - start for selection, start in zip(selections, starts, strict=True)
-        ]
-        brought_places = bring_each(devices, slab_places, [slab.home for slab in slabs])
-        tasks = (
-            devices.run(slab.home, NonzeroSampler.take_records, sampler, brought)
-            for slab, sampler, brought in zip(slabs, self._samplers, brought_places, strict=True)
-        )
-        records_of_slabs = devices.collect(list(devices.launch(tasks)))
+        selections, slab_places = self._divide(places)
+        records_of_slabs = self._take_records(slab_places)
         coords = xp.empty((layout.record_format.ndim, places.size), np.int64)
         values = xp.empty(places.size, layout.record_format.dtype)
-        for slab, selection, records in zip(slabs, selections, records_of_slabs, strict=True):
+        for slab, selection, records in zip(
+            layout.slabs, selections, records_of_slabs, strict=True
+        ):
             record_format = slab.layout.record_format
             slab_coords = record_format.coords(records, xp)
             slab_coords[layout.cut_mode] += slab.rows.start
             coords[:, selection] = slab_coords
             values[selection] = record_format.values(records)
         return coords, values
+
+    def _divide(self, places: Array) -> tuple[list[Array], list[Array]]:
+        """Divide places by slab: which of them are in each one, and what they are there."""
+        xp = self._xp
+        slab_numbers = xp.searchsorted(xp.asarray(self._ends), places, side="right")
+        selections = []
+        slab_places = []
+        starts = [0, *self._ends[:-1].tolist()]
+        for number, start in enumerate(starts):
+            selection = xp.flatnonzero(slab_numbers == number)
+            selections.append(selection)
+            slab_places.append(places[selection] - start)
+        return selections, slab_places
+
+    def _take_records(self, slab_places: list[Array]) -> list[Array]:
+        """Take the records at some places of each slab, where it is; bring them here."""
+        slabs = self._layout.slabs
+        devices = self._layout.devices
+        brought_places = bring_each(devices, slab_places, [slab.home for slab in slabs])
+        tasks = (
+            devices.run(slab.home, NonzeroSampler.take_records, sampler, brought)
+            for slab, sampler, brought in zip(slabs, self._samplers, brought_places, strict=True)
+        )
+        return devices.collect(list(devices.launch(tasks)))
 
 
 def make_sampler(x: FlycooTensor) -> NonzeroSampler | SlabSampler:
@@ -173,7 +184,8 @@ def split_entries(x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:
     The coords are sorted, without duplicates. The second is `x` itself if it has no nonzeros there.
     """
     parts = map_pieces(_find_entries, x._layout, x._engine, x._engine, arrays=[coords])
-    entries = functools.reduce(operator.add, parts)  # each is in one piece
+    # Each entry is in one piece: the others have a zero there.
+    entries = functools.reduce(operator.add, parts)
     if not move(entries, np).any():  # compiling CuPy's `any` would take seconds
         return entries, x
     return entries, omit_entries(x, range(x.ndim), coords)
@@ -183,7 +195,8 @@ def _find_entries(piece: Piece, engine: Engine, arrays: Sequence[Array]) -> Arra
     """Return the entries (count,) of a piece; zeros outside."""
     (coords,) = arrays
     entries = engine.xp.zeros(coords.shape[1], piece.layout.record_format.dtype)
-    if coords.shape[1] > piece.layout.nnz:  # look the fewer up in the more
+    # The shorter list is looked up in the longer one.
+    if coords.shape[1] > piece.layout.nnz:
         stored_coords, values = read_nonzeros(piece)
         is_wanted, places = find_places(coords, stored_coords, engine.xp)
         entries[places] = values[is_wanted]

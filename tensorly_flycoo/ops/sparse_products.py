@@ -14,12 +14,16 @@ def add_products(values: Array, rows: Array, places: Array, dense: Array, size: 
 
     Each row is added in the order of k.
     """
-    if not is_cupy(dense):
-        from scipy.sparse import coo_array
+    if is_cupy(dense):
+        return _add_on_gpu(values, rows, places, dense, size)
+    from scipy.sparse import coo_array
 
-        matrix = coo_array((values, (rows, places)), shape=(size, dense.shape[0]))
-        return np.ascontiguousarray(matrix @ dense)
-    # cuSPARSE adds in no fixed order.
+    matrix = coo_array((values, (rows, places)), shape=(size, dense.shape[0]))
+    return np.ascontiguousarray(matrix @ dense)
+
+
+def _add_on_gpu(values: Array, rows: Array, places: Array, dense: Array, size: int) -> Array:
+    """Add products on a GPU: not by cuSPARSE, which adds in no fixed order."""
     xp = array_module(dense)
     rank = dense.shape[1]
     order = xp.argsort(rows)  # a stable sort
@@ -29,10 +33,13 @@ def add_products(values: Array, rows: Array, places: Array, dense: Array, size: 
     result = xp.empty((size, rank), xp.result_type(values.dtype, dense.dtype))
     step = max(1, _NUM_PRODUCTS // max(values.size, 1))
     for first in range(0, rank, step):
-        columns = dense[:, first : first + step].T
-        products = (columns[:, sorted_places] * sorted_values).astype(result.dtype, copy=False)
+        block = slice(first, first + step)
+        columns = dense[:, block].T
+        products = columns[:, sorted_places] * sorted_values
+        products = products.astype(result.dtype, copy=False)
         # All columns at once: a group for each row of each column.
-        groups = xp.arange(len(columns))[:, None] * values.size + starts
+        column_starts = xp.arange(len(columns)) * values.size
+        groups = column_starts[:, None] + starts
         sums = engine_of(dense).sum_groups(products.ravel(), groups.ravel())
-        result[:, first : first + step] = sums.reshape(groups.shape).T
+        result[:, block] = sums.reshape(groups.shape).T
     return result

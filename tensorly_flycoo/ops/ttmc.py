@@ -58,20 +58,28 @@ def merge_modes(
     Returns the tensor, which is `x` itself if nothing changes, else built once and kept as long as
     `x`; the number of the merged mode there; and the number there of each other mode of `x`.
     """
-    others = [mode for mode in range(x.ndim) if mode not in modes]
+    other_modes = [mode for mode in range(x.ndim) if mode not in modes]
     if len(modes) == 1 and dtype == x.dtype and cells is None:
-        return separate_modes(x), modes[0], {mode: mode for mode in others}
+        return separate_modes(x), modes[0], {mode: mode for mode in other_modes}
     kept = _kept.setdefault(x._layout, {})
     key = (*modes, np.dtype(dtype), cells is None)
     if key not in kept:
         size = math.prod(x.shape[mode] for mode in modes)
         if cells is not None:
             size = cells.size
-        shape = (size, *(x.shape[mode] for mode in others))
+        other_sizes = [x.shape[mode] for mode in other_modes]
         kept[key] = rebuild(
-            x, _merge_modes, x.shape, modes, others, cells, shape=shape, dtype=dtype, groups=None
+            x,
+            _merge_modes,
+            x.shape,
+            modes,
+            other_modes,
+            cells,
+            shape=(size, *other_sizes),
+            dtype=dtype,
+            groups=None,
         )
-    return kept[key], 0, {mode: place for place, mode in enumerate(others, start=1)}
+    return kept[key], 0, {mode: place for place, mode in enumerate(other_modes, start=1)}
 
 
 def separate_modes(x: FlycooTensor) -> FlycooTensor:
@@ -89,15 +97,17 @@ def _merge_modes(
     piece: Piece,
     shape: Sequence[int],
     modes: Sequence[int],
-    others: Sequence[int],
+    other_modes: Sequence[int],
     cells: np.ndarray | None,
 ) -> tuple[Array, Array]:
     """Return the nonzeros of a piece with some modes joined to the first."""
+    xp = piece.xp
     coords, values = read_nonzeros(piece)
     rows = join_modes(shape, coords, modes)
     if cells is not None:
-        rows = piece.xp.searchsorted(piece.xp.asarray(cells), rows)
-    return piece.xp.stack([rows, *(coords[n] for n in others)]), values
+        rows = xp.searchsorted(xp.asarray(cells), rows)
+    other_coords = [coords[n] for n in other_modes]
+    return xp.stack([rows, *other_coords]), values
 
 
 def list_cells(x: FlycooTensor, modes: Sequence[int]) -> np.ndarray:
@@ -106,10 +116,10 @@ def list_cells(x: FlycooTensor, modes: Sequence[int]) -> np.ndarray:
     key = tuple(modes)
     if key not in kept:
         parts = map_pieces(_list_cells, x._layout, x._engine, x.shape, modes)
-        cells = [move(part, np) for part in parts]
-        kept[key] = cells[0]
-        if len(cells) > 1:  # slabs may have the same cells
-            kept[key] = np.unique(np.concatenate(cells))
+        cells_of_pieces = [move(part, np) for part in parts]
+        kept[key] = cells_of_pieces[0]
+        if len(cells_of_pieces) > 1:  # slabs may have the same cells
+            kept[key] = np.unique(np.concatenate(cells_of_pieces))
     listed: np.ndarray = kept[key]
     return listed
 
@@ -118,7 +128,9 @@ def _list_cells(piece: Piece, shape: Sequence[int], modes: Sequence[int]) -> Arr
     """List the cells of some modes in which a piece has nonzeros, ascending."""
     coords, _ = read_nonzeros(piece)
     cells = piece.xp.sort(join_modes(shape, coords, modes))
-    return cells[piece.xp.diff(cells, prepend=-1) > 0]  # `unique` hashes, which takes longer
+    # NumPy's `unique` hashes, which takes longer.
+    is_first = piece.xp.diff(cells, prepend=-1) > 0
+    return cells[is_first]
 
 
 def count_nonempty_rows(x: FlycooTensor, mode: int) -> int:
@@ -136,9 +148,11 @@ def find_nonempty_rows(x: FlycooTensor, mode: int) -> tuple[Array | slice, Array
     empty_rows = x._layout.find_empty_rows(mode)
     if empty_rows.size == 0:
         return slice(None), None
-    is_used = xp.ones(x.shape[mode], bool)
+    size = x.shape[mode]
+    is_used = xp.ones(size, bool)
     is_used[empty_rows] = False
-    return xp.flatnonzero(is_used), xp.cumsum(is_used, dtype=index_dtype(x.shape[mode])) - 1
+    slots = xp.cumsum(is_used, dtype=index_dtype(size)) - 1
+    return xp.flatnonzero(is_used), slots
 
 
 def multiply_nonempty_rows(
@@ -173,7 +187,9 @@ class Matrix:
         xp = array_module(self._array)
         for start in range(0, self.shape[axis], length):
             block = slice(start, start + length)
-            part = self._array[block] if axis == 0 else self._array[:, block]
+            part = self._array[block]
+            if axis == 1:
+                part = self._array[:, block]
             yield block, xp.ascontiguousarray(part.astype(np.float64, copy=False))
 
     def multiply(self, block: Array) -> Array:
@@ -184,6 +200,7 @@ class Matrix:
 
     def gram(self, of_rows: bool) -> Array:
         """Compute the Gram matrix of the rows or of the columns."""
+        # The Gram matrix of the rows adds up over blocks of columns, and the other way round.
         parts = (part for _, part in self._blocks(axis=int(of_rows)))
         if is_cupy(self._array):
             if of_rows:
@@ -191,7 +208,8 @@ class Matrix:
             return sum(part.T @ part for part in parts)
         from scipy.linalg.blas import dsyrk
 
-        size = self.shape[0 if of_rows else 1]
+        num_rows, num_columns = self.shape
+        size = num_rows if of_rows else num_columns
         gram = np.zeros((size, size), order="F")
         for part in parts:
             # The upper triangle in Fortran order is the lower one in C order.
@@ -226,7 +244,8 @@ class Operator:
         self._inputs = {places[n]: factor.astype(np.float64) for n, factor in by_width}
         self._num_columns = math.prod(factor.shape[1] for factor in self._inputs.values())
         self._spread = self._spread_columns()
-        self.shape = (count_nonempty_rows(x, mode), self._x.shape[self._other] * self._num_columns)
+        num_merged = self._x.shape[self._other]
+        self.shape = (count_nonempty_rows(x, mode), num_merged * self._num_columns)
 
     def _spread_columns(self) -> dict[int, Array]:
         """Give each factor a column for each combination of the columns of all factors.
@@ -239,7 +258,8 @@ class Operator:
         for mode, factor in self._inputs.items():
             rank = factor.shape[1]
             num_after //= rank
-            spread[mode] = np.tile(np.repeat(factor, num_after, axis=1), (1, num_before))
+            repeated = np.repeat(factor, num_after, axis=1)
+            spread[mode] = np.tile(repeated, (1, num_before))
             num_before *= rank
         return spread
 
@@ -257,7 +277,8 @@ class Operator:
 
     def multiply(self, block: Array) -> Array:
         """Multiply the unfolding by vectors, a few at a time."""
-        return np.concatenate([self._multiply(part) for part in eigen.split_columns(block)], axis=1)
+        products = [self._multiply(part) for part in eigen.split_columns(block)]
+        return np.concatenate(products, axis=1)
 
     def _multiply(self, block: Array) -> Array:
         """Multiply the unfolding by a few vectors: sums of columns of an MTTKRP.
@@ -267,12 +288,15 @@ class Operator:
         """
         xp = self._engine.xp
         num_vectors = block.shape[1]
-        columns = block.reshape(-1, self._num_columns, num_vectors).transpose(0, 2, 1)
-        out = xp.empty((self._num_indices, num_vectors * self._num_columns))
+        # The MTTKRP has a component for each vector and each combination of factors' columns.
+        rank = num_vectors * self._num_columns
         factors = {n: np.tile(factor, (1, num_vectors)) for n, factor in self._spread.items()}
-        factors[self._other] = columns.reshape(-1, out.shape[1])
+        by_vector = block.reshape(-1, self._num_columns, num_vectors).transpose(0, 2, 1)
+        factors[self._other] = by_vector.reshape(-1, rank)
+        out = xp.empty((self._num_indices, rank))
         self._x._layout.apply(MTTKRP, self._engine, factors, self._mode, out)
-        return out.reshape(-1, num_vectors, self._num_columns).sum(axis=2)[self._rows]
+        sums = out.reshape(-1, num_vectors, self._num_columns).sum(axis=2)
+        return sums[self._rows]
 
     def is_gram_cheap(self, rank: int) -> bool:
         """Say so if it costs no more than some rounds of an iteration, and takes 512 MB at most."""
@@ -282,9 +306,10 @@ class Operator:
         if size > eigen.MAX_GRAM_SIZE or not self._engine.is_gram_cheap(size, max(self.shape)):
             return False
         gram_cost = self._count_pairs(size) * self._num_columns
-        round_cost = self._x.nnz * self._num_columns
+        rounds_cost = _MAX_ROUNDS * self._x.nnz * self._num_columns
+        elements_cost = _ELEMENT_COST * size**2
         width = eigen.choose_width(rank, size)
-        return gram_cost <= width * (_MAX_ROUNDS * round_cost - _ELEMENT_COST * size**2)
+        return gram_cost <= width * (rounds_cost - elements_cost)
 
     def _count_pairs(self, size: int) -> float:
         """Count the products of two nonzeros, or of one and a unit vector, in a Gram matrix."""
@@ -297,26 +322,29 @@ class Operator:
     def gram(self, of_rows: bool) -> Array:
         """Compute the Gram matrix of the rows, from the few nonzeros of each column."""
         xp = self._engine.xp
-        size = self.shape[0 if of_rows else 1]
+        num_rows, num_columns = self.shape
         if not of_rows:
-            return eigen.multiply_by_gram(self, xp.eye(size), of_rows)
-        # Number the nonempty cells (column, row) of the matrix, and compute their lines: `x` has
-        # each cell as an index, and the TTMc of that mode has a line for each.
+            return eigen.multiply_by_gram(self, xp.eye(num_columns), of_rows)
+        # 1. The cells of the row's mode and the merged mode that have nonzeros: where they are.
         cells = list_cells(self._x, (self._other, self._mode))
         column_ids, row_ids = np.divmod(cells, self._num_indices)
         _, columns = np.unique(column_ids, return_inverse=True)
         _, rows = np.unique(row_ids, return_inverse=True)
-        places_in_gram = xp.stack([xp.asarray(columns), xp.asarray(rows)])
+        coords = xp.stack([xp.asarray(columns), xp.asarray(rows)])
+        # 2. A TTMc has a line of numbers for each of these cells: of all factors but the widest,
+        # and of as many columns of the widest at a time as fit in memory.
         x, mode, places = merge_modes(self._x, (self._other, self._mode), np.float64, cells)
         inputs = {places[n]: factor for n, factor in self._inputs.items()}
         # Some columns of the last factor at a time, so that the lines take little memory.
         last, widest = [*inputs.items()][-1]
-        max_numbers = max(2 * _BLOCK_SIZE, size**2 // 2) * widest.shape[1]
-        step = max(1, max_numbers // (cells.size * self._num_columns))
-        gram = xp.zeros((size, size))
-        for first in range(0, widest.shape[1], step):
+        rank = widest.shape[1]
+        max_numbers = max(2 * _BLOCK_SIZE, num_rows**2 // 2)
+        step = max(1, max_numbers * rank // (cells.size * self._num_columns))
+        gram = xp.zeros((num_rows, num_rows))
+        for first in range(0, rank, step):
             inputs[last] = xp.ascontiguousarray(widest[:, first : first + step])
-            lines = xp.empty((cells.size, math.prod(f.shape[1] for f in inputs.values())))
+            length = math.prod(factor.shape[1] for factor in inputs.values())
+            lines = xp.empty((cells.size, length))
             x._layout.apply(TTMC, self._engine, inputs, mode, lines)
-            gram += self._engine.gram(places_in_gram, lines, xp.zeros(size))
+            gram += self._engine.gram(coords, lines, xp.zeros(num_rows))
         return gram

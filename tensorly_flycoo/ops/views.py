@@ -29,7 +29,8 @@ Viewable: TypeAlias = "SparseData | LazyArray"
 def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | ModeView:
     """Reorder the axes of a sparse tensor or view; by default reverse them."""
     groups = _groups(x, "tl.transpose")
-    return _make_view(x, [groups[axis] for axis in check_order(axes, len(groups))])
+    order = check_order(axes, len(groups))
+    return _make_view(x, [groups[axis] for axis in order])
 
 
 def move_axis(x: Viewable, source: int, destination: int) -> FlycooTensor | ModeView:
@@ -81,7 +82,9 @@ def dot(a: Any, b: Any) -> Array:
 
 def _unfold_matrix(x: Any) -> Any:
     """Return a sparse matrix as an unfolding, which can be multiplied, and others as they are."""
-    return LazyUnfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x
+    if is_sparse(x) and x.ndim == 2:
+        return LazyUnfolding(x, 0)
+    return x
 
 
 def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
@@ -95,7 +98,9 @@ def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
 
 def _convert(x: Any) -> Any:
     """Return a sparse tensor as a FlycooTensor, and anything else as it is."""
-    return as_flycoo(x, check_coords=True) if is_sparse(x) else x
+    if is_sparse(x):
+        return as_flycoo(x, check_coords=True)
+    return x
 
 
 @mirror
@@ -107,7 +112,8 @@ def reduce_axes(
     The result is dense if one axis of one mode is left, a number if none is, else sparse.
     """
     if args or options:
-        raise TypeError(f"tl.{name} of a sparse tensor has no option {[*options, *args][0]!r}")
+        first_option = [*options, *args][0]
+        raise TypeError(f"tl.{name} of a sparse tensor has no option {first_option!r}")
     reduce_modes = getattr(FlycooTensor, name)
     if isinstance(x, LabelledTensor) and x.unknown is not None:
         return getattr(x, name)(axis)  # which skips unknown cells
@@ -119,6 +125,7 @@ def reduce_axes(
     result = reduce_modes(unwrap(x), gone_modes)
     if not isinstance(result, FlycooTensor):
         return result
+    # The modes that are left are numbered anew, in the order of the tensor.
     kept_groups = [group for n, group in enumerate(groups) if n not in gone_axes]
     kept_modes = sorted(mode for group in kept_groups for mode in group)
     return _make_view(result, [map(kept_modes.index, group) for group in kept_groups])
@@ -152,22 +159,31 @@ def _make_view(
 ) -> FlycooTensor | ModeView:
     """Return the view, as the tensor itself or as a `LazyUnfolding` if it is one."""
     tensor = unwrap(x)
+    is_view = isinstance(x, LazyArray)
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:
-        return tensor if isinstance(x, LazyArray) else x
+        if is_view:
+            return tensor
+        return x
     view: ModeView
     if _is_unfolding(groups):
-        view = LazyUnfolding(tensor, groups[0][0])
+        (mode,) = groups[0]
+        view = LazyUnfolding(tensor, mode)
     else:
         view = ModeView(tensor, groups)
-    view.source = x.source if isinstance(x, LazyArray) else x
+    view.source = x
+    if is_view:
+        view.source = x.source  # of a view of a view, what the caller has
     return view
 
 
 def _is_unfolding(groups: Sequence[Sequence[int]]) -> bool:
     """Return whether the axes are one mode, and all others in their order."""
-    return len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1])
+    if len(groups) != 2:
+        return False
+    row_modes, column_modes = groups
+    return len(row_modes) == 1 and list(column_modes) == sorted(column_modes)
 
 
 def _complete_shape(shape: int | Sequence[int], size: int) -> tuple[int, ...]:
@@ -176,10 +192,13 @@ def _complete_shape(shape: int | Sequence[int], size: int) -> tuple[int, ...]:
     >>> _complete_shape((-1, 4), 24)
     (6, 4)
     """
-    sizes = list(shape) if isinstance(shape, Iterable) else [shape]
+    if not isinstance(shape, Iterable):
+        shape = [shape]
+    sizes = list(shape)
     known_size = math.prod(n for n in sizes if n != -1)
     if sizes.count(-1) == 1 and known_size > 0:
-        sizes[sizes.index(-1)] = size // known_size
+        unknown_axis = sizes.index(-1)
+        sizes[unknown_axis] = size // known_size
     if math.prod(sizes) != size or any(n < 0 for n in sizes):
         raise ValueError(f"cannot reshape array of size {size} into shape {tuple(sizes)}")
     return tuple(sizes)
@@ -197,11 +216,13 @@ def _regroup(
     modes_left = list(modes)
     for size in shape:
         group: list[int] = []
-        count = 1
+        count = 1  # cells of the modes in the group
         # Each axis takes a mode at least, even if that has size 1 as the axis has.
-        while modes_left and (count < size or not group) and count * sizes[modes_left[0]] <= size:
-            mode = modes_left.pop(0)
-            group.append(mode)
+        while modes_left and (count < size or not group):
+            mode = modes_left[0]
+            if count * sizes[mode] > size:
+                break
+            group.append(modes_left.pop(0))
             count *= sizes[mode]
         if count != size:
             return None

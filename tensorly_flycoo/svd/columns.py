@@ -201,7 +201,8 @@ def _take_rows(
     with piece.hold_records() as records:
         if mode is not None and rows is not None:
             numbers = piece.read_rows(records, mode)
-            records = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
+            is_taken = (numbers >= rows.start) & (numbers < rows.stop)
+            records = take_marked(records, is_taken)
         coords = piece.read_coords(records)
         values = piece.read_values(records)
         return engine.pack(coords, values, record_format)[0]
@@ -236,7 +237,9 @@ class SharedColumns:
         self._engine = engine
         self.rows, self._coords, self._values = engine.list_shared(entries, num_rows, scale)
         num_shared = int(self._values.size)
-        self.num_columns = int(self._coords[0, -1]) + 1 if num_shared else 0
+        self.num_columns = 0
+        if num_shared:
+            self.num_columns = int(self._coords[0, -1]) + 1  # they are numbered in their order
         self._columns_at_once = max(_COLUMNS_AT_ONCE, self.rows.size)
         #: With those that are not shared.
         self.num_all_columns = int(entries.values.size) - num_shared + self.num_columns
@@ -249,12 +252,15 @@ class SharedColumns:
         """
         xp = self._engine.xp
         rows = xp.flatnonzero(diagonal)
-        singles = xp.stack([self.num_columns + xp.arange(rows.size), rows])
-        coords = xp.concatenate([self._coords, singles], axis=1)
+        num_singles = int(rows.size)
+        single_columns = self.num_columns + xp.arange(num_singles)
+        single_coords = xp.stack([single_columns, rows])
+        coords = xp.concatenate([self._coords, single_coords], axis=1)
         self._coords = None
-        values = xp.concatenate([self._values, xp.sqrt(diagonal[rows])]).astype(dtype)
+        roots = xp.sqrt(diagonal[rows])
+        values = xp.concatenate([self._values, roots]).astype(dtype)
         self._values = None
-        shape = (self.num_columns + int(rows.size), self.rows.size)
+        shape = (self.num_columns + num_singles, self.rows.size)
         self._tensors = [build_matrix(coords, values, shape, self._engine, "indexed")]
 
     def count(self) -> np.ndarray:
@@ -281,12 +287,14 @@ class SharedColumns:
             total = self._engine.xp.zeros(block.shape, block.dtype)
         for columns in self._list_tensors(block.dtype):
             step_nbytes = sum(columns.record_format.shape) * _VECTORS_STEP * block.itemsize
-            width = max(1, _MAX_PRODUCT_NBYTES // step_nbytes) * _VECTORS_STEP
+            num_steps = max(1, _MAX_PRODUCT_NBYTES // step_nbytes)
+            width = num_steps * _VECTORS_STEP
             for first in range(0, block.shape[1], width):
-                vectors = self._engine.xp.ascontiguousarray(block[:, first : first + width])
+                part = slice(first, first + width)
+                vectors = self._engine.xp.ascontiguousarray(block[:, part])
                 product = self._multiply(columns, vectors, mode)
-                total[:, first : first + width] += self._multiply(columns, product, 1 - mode)
-                del product
+                total[:, part] += self._multiply(columns, product, 1 - mode)
+                del product  # before the next one takes as much memory
         return total
 
     def multiply(self, block: Array) -> Array:
@@ -298,7 +306,8 @@ class SharedColumns:
     ) -> Any:
         """Apply a function to the product of a part, transposed, and a block: (n, k)."""
         part = self._list_tensors(block.dtype)[number]
-        return function(self._multiply(part, block, 0)[: self.num_columns])
+        product = self._multiply(part, block, 0)
+        return function(product[: self.num_columns])  # without those of `add_singles`
 
     def _multiply(self, columns: Layout, block: Array, mode: int) -> Array:
         """Multiply columns by a block with a row for each row of theirs (mode 0), or back."""
@@ -326,7 +335,8 @@ class SharedColumns:
             if first > 0:
                 part_coords = part_coords - xp.asarray([[first], [0]])
             part_values = values[start:end].astype(dtype, copy=False)
-            shape = (min(step, self.num_columns - first), self.rows.size)
+            num_part_columns = min(step, self.num_columns - first)
+            shape = (num_part_columns, self.rows.size)
             tensors.append(build_matrix(part_coords, part_values, shape, self._engine))
         self._tensors = tensors
         return tensors

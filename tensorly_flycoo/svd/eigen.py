@@ -137,7 +137,8 @@ def split_columns(block: Array) -> list[Array]:
     >>> [part.shape for part in split_columns(np.ones((100, 20)))]
     [(100, 7), (100, 7), (100, 6)]
     """
-    return np.array_split(block, -(-block.shape[1] // _VECTORS_AT_ONCE), axis=1)
+    num_parts = -(-block.shape[1] // _VECTORS_AT_ONCE)
+    return np.array_split(block, num_parts, axis=1)
 
 
 def wants_most(rank: int, size: int) -> bool:
@@ -173,6 +174,7 @@ def decompose(matrix: Array, rank: int) -> tuple[np.ndarray, Array]:
 def sort_pairs(matrix: Array, rank: int) -> tuple[Array, Array]:
     """Return the largest eigenvalues of a matrix, descending, and their vectors."""
     values, vectors = eigh(matrix)
+    # LAPACK's values ascend.
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
@@ -197,17 +199,18 @@ def _run_arpack(matrix: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
         return eigsh(operator, k=rank, v0=random.standard_normal(size), tol=tol)
 
     values, vectors = search(multiply, rank)
+    rounding = size * np.finfo(np.float64).eps
     while True:
         # The search returns a number near the largest eigenvalue left, and never above it.
         (largest,), _ = search(multiply_deflated, 1, tol=_SEARCH_TOLERANCE)
-        if largest <= (1 + size * np.finfo(np.float64).eps) * values.min():
+        if largest <= (1 + rounding) * values.min():
             break
         (missed_value,), missed_vector = search(multiply_deflated, 1)
         smallest = np.argmin(values)
         values[smallest] = missed_value
         vectors[:, smallest] = missed_vector[:, 0]
-    order = np.argsort(values)[::-1]
-    return values[order], vectors[:, order]
+    descending = np.argsort(values)[::-1]
+    return values[descending], vectors[:, descending]
 
 
 def _choose_product(matrix: Array) -> Callable[[np.ndarray], np.ndarray]:
@@ -241,7 +244,8 @@ def find_leading_eigenpairs(
     times `rank`. Values are descending, both are float64.
     """
     width = choose_width(rank, size)
-    max_columns = min(MAX_BLOCKS, size // width) * width
+    max_blocks = min(MAX_BLOCKS, size // width)
+    max_columns = max_blocks * width
     draw = _make_draw(size, width, xp, np.float64)
     basis = xp.empty((size, max_columns), np.float64)
     basis[:, :width] = orthonormalize(draw(), basis[:, :0], draw)
@@ -264,7 +268,8 @@ def find_leading_eigenpairs(
             coefficients = np.ascontiguousarray(vectors)
             tails = coefficients[-width:, :rank]
             squares = np.sum(tails * (gram @ tails), axis=0)  # of the residuals' norms
-            if is_last or (squares <= (tolerance * values[0]) ** 2).all():
+            limit = tolerance * values[0]
+            if is_last or (squares <= limit**2).all():
                 break
         # 3. A full basis restarts from its best two blocks.
         if is_full:
@@ -306,8 +311,10 @@ def filter_leading_vectors(
             projected = move(transposed_product(block, image), np).astype(np.float64)
             values, rotation = eigh((projected + projected.T) / 2)
             if number == 0:
-                roots *= max(float(values[0]), 0.0)
-            add_product(image, block, xp.asarray(-roots[number] * np.eye(width), dtype))
+                roots *= max(float(values[0]), 0.0)  # of the polynomial on [0, a]
+            # The image under the operator less the root.
+            shift = xp.asarray(-roots[number] * np.eye(width), dtype)
+            add_product(image, block, shift)
             # Images of Ritz vectors are nearly orthogonal, however different their lengths.
             block = orthonormalize(_transform(image, rotation), None, draw)
     return block
@@ -387,14 +394,19 @@ def orthonormalize(
         else:
             removed = np.zeros((0, width))
             gram = gram_of(block)
+        # 1. Scale the columns to length 1. What is left of one after much has been subtracted is
+        # rounding error: it becomes zero.
         squares = np.diagonal(gram)
-        # A column that is much smaller than its projection is rounding error.
         is_noise = squares <= (_NOISE * eps) ** 2 * np.sum(removed**2, axis=0)
-        scales = np.where(is_noise, 0, 1 / np.sqrt(np.where(is_noise, 1, squares)))
+        lengths = np.sqrt(np.where(is_noise, 1, squares))
+        scales = np.where(is_noise, 0, 1 / lengths)
+        # 2. Multiply by the inverse root of their Gram matrix, zero where that is singular.
         values, vectors = eigh(gram * np.outer(scales, scales))
         is_spanned = values > width * eps
-        roots = np.where(is_spanned, np.sqrt(np.where(is_spanned, values, 1)), np.inf)
+        roots = np.sqrt(np.where(is_spanned, values, 1))
+        roots[~is_spanned] = np.inf
         block = _transform(block, scales[:, None] * vectors / roots)
+        # 3. Draw the directions that are missing, or see whether another pass is needed.
         if draw is not None and not is_spanned.all():
             block[:, ~is_spanned] = draw()[:, ~is_spanned]
             continue

@@ -81,9 +81,11 @@ class UnfoldingGram:
         self.squares = survey.squares
         self.rows = survey.rows
         self.size = int(self.rows.size)
-        self.dtype = np.dtype(np.float64 if self.size <= MAX_GRAM_SIZE else dtype)
         self._num_shared = survey.num_shared
         self._ends_early = self.size > MAX_GRAM_SIZE
+        self.dtype: np.dtype = np.dtype(dtype)
+        if not self._ends_early:
+            self.dtype = np.dtype(np.float64)
         self._coupled = _make_coupled_gram(columns, scale, survey, groups, formed, self.dtype)
         del formed, receive  # frees memory, if only a part of the rows is coupled
         self.transposed = _transpose_if_few(columns, survey.column_counts, scale)
@@ -101,8 +103,9 @@ class UnfoldingGram:
         free_rows, free = self._engine.find_largest_sums(self.squares, self.rows, num_wanted)
         squares = np.append(coupled, free)
         sources = np.append(sources, ~free_rows)
-        order = np.argsort(-squares, kind="stable")[:rank]
-        return squares[order], sources[order]
+        descending = np.argsort(-squares, kind="stable")
+        largest = descending[:rank]
+        return squares[largest], sources[largest]
 
     def find_leading_pairs(self, rank: int) -> tuple[np.ndarray, Array]:
         """Compute the largest eigenvalues, descending, and orthonormal vectors."""
@@ -123,15 +126,17 @@ class UnfoldingGram:
         for _ in range(num_iterations):
             sketch = eigen.orthonormalize(self.multiply(sketch))
         image = self.multiply(sketch)
+        # 1. The inverse square root, of directions that are no rounding error.
         gram = move(transposed_product(sketch, image), np).astype(np.float64)
         values, vectors = eigh((gram + gram.T) / 2)
-        is_certain = values > gram.shape[0] * np.finfo(self.dtype).eps * values[-1]
+        is_certain = values > num_vectors * np.finfo(self.dtype).eps * values[-1]
         inverse_root = vectors[:, is_certain] / np.sqrt(values[is_certain])
+        # 2. The left singular vectors of the product, from its Gram matrix.
         squares, rotation = eigh(inverse_root.T @ eigen.gram_of(image) @ inverse_root)
-        # The floor only avoids a division by zero: the vector of such a value is arbitrary.
-        transform = inverse_root @ (rotation / np.sqrt(np.maximum(squares, squares[-1] * 1e-300)))
-        transform = transform[:, ::-1][:, :rank]
-        return squares[::-1][:rank], eigen.multiply_block(image, transform)
+        lengths = np.sqrt(np.maximum(squares, squares[-1] * 1e-300))  # not zero: it divides
+        transform = inverse_root @ (rotation / lengths)
+        descending = transform[:, ::-1]
+        return squares[::-1][:rank], eigen.multiply_block(image, descending[:, :rank])
 
     def _draw_normal(self, num_vectors: int, random: Any) -> Array:
         """Draw normal numbers (size, num_vectors): TensorLy's, unless these are too many."""
@@ -139,11 +144,12 @@ class UnfoldingGram:
         num_rows = self.squares.shape[1]
         if num_rows * num_vectors <= _MAX_DRAWN:
             # TensorLy draws a row for each row of the unfolding, of which the coupled ones serve.
-            drawn = random.normal(size=(num_rows, num_vectors))[move(self.rows, np)]
-            return xp.asarray(drawn, self.dtype)
+            numbers_of_all_rows = random.normal(size=(num_rows, num_vectors))
+            numbers = numbers_of_all_rows[move(self.rows, np)]
+            return xp.asarray(numbers, self.dtype)
         seed = int(2**31 * float(random.random_sample(1)[0]))
-        drawn = xp.random.RandomState(seed).standard_normal((self.size, num_vectors))
-        return drawn.astype(self.dtype)
+        numbers = xp.random.RandomState(seed).standard_normal((self.size, num_vectors))
+        return numbers.astype(self.dtype)
 
     def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
         """Iterate for the leading eigenpairs, on the columns if these are fewer than the rows."""
@@ -175,7 +181,9 @@ class UnfoldingGram:
 
         The Gram matrix of ``A.T @ block`` loses less to rounding than a product with ``A @ A.T``.
         """
-        weighted = block * np.sqrt(self._coupled.diagonal).astype(self.dtype)[:, None]
+        # The diagonal counts as further columns: unit vectors times its roots.
+        roots = np.sqrt(self._coupled.diagonal).astype(self.dtype)
+        weighted = block * roots[:, None]
         parts = self.reduce_right_products(block, eigen.gram_of)
         return np.sum([eigen.gram_of(weighted), *parts], axis=0)
 
@@ -289,8 +297,9 @@ def _allocate_if_cheap(columns: Columns) -> Array | None:
 
 def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:
     """Say whether a Gram matrix costs less to form than to multiply by in an iteration."""
-    fits = size <= MAX_GRAM_SIZE and engine.is_gram_cheap(size, num_columns)
-    return size <= MAX_DIRECT_SIZE or fits
+    if size <= MAX_DIRECT_SIZE:
+        return True
+    return size <= MAX_GRAM_SIZE and engine.is_gram_cheap(size, num_columns)
 
 
 def _transpose_if_few(columns: Columns, counts: list[int], scale: float) -> AnyLayout | None:
@@ -349,8 +358,9 @@ def _make_coupled_gram(
         return GroupedGram(columns.devices, groups, diagonal)
     (group,) = groups
     if rows.size > MAX_GRAM_SIZE:
-        # Columns of a single nonzero only add to the diagonal: those of a row merge into one.
-        num_columns = survey.num_shared + int((diagonal > 0).astype(np.int64).sum())
+        # A single nonzero is a column of its own; merged by row, they are the diagonal's elements.
+        num_singles = int((diagonal > 0).astype(np.int64).sum())
+        num_columns = survey.num_shared + num_singles
         if max(MAX_GRAM_SIZE, MAX_DIRECT_SIZE) < num_columns < rows.size:
             return FoldedGram(columns.devices, group, diagonal, num_columns, dtype)
     return PieceGram(columns.devices, group, diagonal)
@@ -468,12 +478,14 @@ class FoldedGram(CoupledGram):
         vectors = eigen.filter_leading_vectors(multiply, self.num_columns, rank, xp, self._dtype)
         gram = eigen.gram_of(self.shared.multiply(vectors))
         squares, rotation = eigen.sort_pairs(gram, rank)
-        is_certain = squares > rotation.shape[0] * np.finfo(self._dtype).eps * squares[0]
+        limit = rotation.shape[0] * np.finfo(self._dtype).eps * squares[0]
+        is_certain = squares > limit
         squares = squares[is_certain]
         rotation = rotation[:, is_certain]
         # Multiplied once more: two blocks with a row for each coupled row would be too large.
-        vectors = eigen.multiply_block(vectors, rotation / np.sqrt(squares))
-        return squares, eigen.correct_orthonormal(self.shared.multiply(vectors))
+        right = eigen.multiply_block(vectors, rotation / np.sqrt(squares))
+        left = self.shared.multiply(right)
+        return squares, eigen.correct_orthonormal(left)
 
 
 def _add_diagonal(gram: Array, diagonal: Array) -> None:
@@ -489,7 +501,8 @@ def _add_gram(gram: Array, devices: Devices, group: _Group) -> None:
     (part,) = devices.collect([devices.run(group.home, SharedColumns.form_gram, group.shared)])
     for start in range(0, part.shape[0], _ROWS_AT_ONCE):
         block = slice(start, start + _ROWS_AT_ONCE)
-        gram[places[block, None], places] += part[block]
+        row_places = places[block, None]
+        gram[row_places, places] += part[block]
 
 
 def _bring_rows(devices: Devices, group: _Group, block: Array) -> Array:

@@ -37,24 +37,22 @@ def make_left_vectors_non_negative(
     if kind == "nndsvd":
         return np.maximum(parts - eps, 0)
     x = unfolding.tensor
-    mean = sum_values(x._layout, x._engine) / num_cells(x.shape)
-    return array_module(left).where(parts < eps, left.dtype.type(mean), parts)
+    total = sum_values(x._layout, x._engine)
+    mean = left.dtype.type(total / num_cells(x.shape))
+    return array_module(left).where(parts < eps, mean, parts)
 
 
 def _choose_parts(unfolding: Unfolding, left: Array, values: Array) -> Array:
     """Return, scaled, the part of each left vector with the larger product of norms."""
-    right_norms = _find_right_norms(unfolding, left, values)
     xp = array_module(left)
-    positive = np.maximum(left, 0)
-    negative = np.maximum(-left, 0)
-    positive_norms = np.linalg.norm(positive, axis=0)
-    negative_norms = np.linalg.norm(negative, axis=0)
-    positive_products = positive_norms * right_norms[0]
-    negative_products = negative_norms * right_norms[1]
-    is_positive = positive_products > negative_products
-    norms = xp.where(is_positive, positive_norms, negative_norms)
-    scales = np.sqrt(values * xp.where(is_positive, positive_products, negative_products))
-    parts = xp.where(is_positive, positive, negative)
+    right_norms = _find_right_norms(unfolding, left, values)
+    signed_parts = [np.maximum(left, 0), np.maximum(-left, 0)]
+    left_norms = [np.linalg.norm(part, axis=0) for part in signed_parts]
+    products = [norms * left_norms[sign] for sign, norms in enumerate(right_norms)]
+    is_positive = products[0] > products[1]
+    parts = xp.where(is_positive, *signed_parts)
+    norms = xp.where(is_positive, *left_norms)
+    scales = np.sqrt(values * xp.where(is_positive, *products))
     return parts * (scales / xp.where(norms > 0, norms, 1))
 
 
@@ -65,7 +63,8 @@ def _find_right_norms(unfolding: Unfolding, left: Array, values: Array) -> Array
     squares = xp.zeros((2, left.shape[1]))
     # A value alone in its column gives an element with the sign of its product with the part.
     squares += _weigh_single_squares(gram.squares, np.maximum(left, 0))
-    squares += _weigh_single_squares(gram.squares, np.minimum(left, 0))[::-1]
+    negative_squares = _weigh_single_squares(gram.squares, np.minimum(left, 0))
+    squares += negative_squares[::-1]  # times a negative part, signs change
     block = xp.ascontiguousarray(left[gram.rows].astype(gram.dtype))
     for part in gram.reduce_right_products(block, _sum_squares_by_sign):
         squares += part

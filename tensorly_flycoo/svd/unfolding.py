@@ -86,17 +86,18 @@ class LazyMatrix:
         """Turn eigenpairs into left singular vectors and values: signs, scale, padding."""
         engine = self.tensor._engine
         vectors, values, _, sources = pairs
-        signs = np.ones(vectors.shape[1], np.int64)
+        signs = np.ones(sources.size, np.int64)
         if vectors.size:
-            signs = find_signs(vectors)
-        # A negative source is a free row, whose unit vector is positive.
-        signs = np.where(sources < 0, 1, np.append(signs, 1)[np.maximum(sources, -1)])
+            # A negative source is a free row, whose unit vector is positive.
+            is_vector = sources >= 0
+            signs[is_vector] = find_signs(vectors)[sources[is_vector]]
         left = engine.place_vectors(pairs, signs, (self.shape[0], rank), self.dtype)
-        if values.size < rank:
-            left = complete_basis(left, values.size)
-        padded = np.zeros(rank, self.dtype)
-        padded[: values.size] = values
-        return left, engine.xp.asarray(padded)
+        num_pairs = values.size
+        if num_pairs < rank:
+            left = complete_basis(left, num_pairs)
+        padded_values = np.zeros(rank, self.dtype)
+        padded_values[:num_pairs] = values
+        return left, engine.xp.asarray(padded_values)
 
 
 class Unfolding(LazyMatrix):
@@ -144,9 +145,12 @@ class Unfolding(LazyMatrix):
     def _add_free_pairs(self, rank: int, squares: np.ndarray, vectors: Array) -> LeadingPairs:
         """Merge eigenpairs of the coupled rows with those of the free rows."""
         gram, scale = self.gram
-        merged, sources = gram.add_free_squares(squares, rank)
-        rows = None if gram.size == self.shape[0] else gram.rows
-        values = scale * root_squares(merged, self.shape[0])
+        num_rows = self.shape[0]
+        merged_squares, sources = gram.add_free_squares(squares, rank)
+        values = scale * root_squares(merged_squares, num_rows)
+        rows = None  # the vectors have all rows
+        if gram.size < num_rows:
+            rows = gram.rows
         return LeadingPairs(vectors, values, rows, sources)
 
     def randomized_svd(
@@ -164,16 +168,18 @@ def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     """Compute left singular vectors from the right ones of a transposed matrix with few rows."""
     engine = columns._engine
     matrix = Unfolding(columns, 0)
-    rank = min(rank, *columns.shape)
-    right, values = matrix._assemble(rank, matrix._find_leading_pairs(rank))
+    num_pairs = min(rank, *columns.shape)
+    right, values = matrix._assemble(num_pairs, matrix._find_leading_pairs(num_pairs))
     count = int(np.count_nonzero(values))
-    left = engine.xp.empty((columns.shape[1], count), columns.dtype)
     right = engine.xp.ascontiguousarray(right[:, :count])
-    columns._layout.apply(MTTKRP, engine, {0: right}, 1, left)
+    values = values[:count]
+    # A left vector is the matrix times the right one, divided by the singular value.
+    products = engine.xp.empty((columns.shape[1], count), columns.dtype)
+    columns._layout.apply(MTTKRP, engine, {0: right}, 1, products)
     # Rounding leaves the vectors of small values less than orthonormal.
-    vectors = complete_basis(left / values[:count], count)
-    positive_values = move(values[:count], np).astype(np.float64)
-    return LeadingPairs(vectors, positive_values, None, np.arange(count))
+    vectors = complete_basis(products / values, count)
+    host_values = move(values, np).astype(np.float64)
+    return LeadingPairs(vectors, host_values, None, np.arange(count))
 
 
 def complete_basis(left: Array, num_known: int) -> Array:
@@ -189,6 +195,7 @@ def complete_basis(left: Array, num_known: int) -> Array:
         from scipy.linalg import qr as scipy_qr
 
         basis, triangle = scipy_qr(full, mode="economic", overwrite_a=True)
+    # A QR decomposition may flip columns; those that were known keep their signs.
     basis *= xp.where(xp.diagonal(triangle) < 0, -1.0, 1.0)
     added = basis[:, num_known:]
     if added.size:

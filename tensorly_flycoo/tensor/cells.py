@@ -53,7 +53,8 @@ def find_places(cells: Array, coords: Array, xp: ModuleType) -> tuple[Array, Arr
     """
     num_modes, size = cells.shape
     if num_modes == 0:  # there is one cell of no modes, and it is in the list
-        return xp.ones(coords.shape[1], bool), xp.zeros(coords.shape[1], np.int64)
+        count = coords.shape[1]
+        return xp.ones(count, bool), xp.zeros(count, np.int64)
     places = count_before(lambda some: cells[:, some], size, [*coords], xp)
     places = xp.minimum(places, size - 1)
     is_found = (cells[:, places] == coords).all(axis=0)
@@ -62,13 +63,16 @@ def find_places(cells: Array, coords: Array, xp: ModuleType) -> tuple[Array, Arr
 
 def omit_entries(x: FlycooTensor, modes: Sequence[int], cells: Array) -> FlycooTensor:
     """Return a tensor without its nonzeros whose indices in `modes` are among sorted cells."""
-    args = (x._engine, [*modes], move(cells, np))
-    if not any(map_pieces(_stores_some, x._layout, x._engine, *args)):
+    engine = x._engine
+    host_cells = move(cells, np)  # from where each piece takes them to its device
+    stores_some = map_pieces(_stores_some, x._layout, engine, engine, [*modes], host_cells)
+    if not any(stores_some):
         return x
-    return rebuild(x, _read_others, *args)
+    return rebuild(x, _read_others, engine, [*modes], host_cells)
 
 
 def _stores_some(piece: Piece, engine: Engine, modes: list[int], cells: np.ndarray) -> bool:
+    """Return whether a piece stores a nonzero at any of the cells."""
     _, values = _read_others(piece, engine, modes, cells)
     return values.size < piece.layout.nnz
 

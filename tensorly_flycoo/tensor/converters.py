@@ -68,8 +68,11 @@ def find_converter(x: Any) -> str | None:
     'from_scipy'
     """
     kind: type = type(x)
-    is_known, constructor = CONVERTERS.get(library_of(kind), (None, ""))
-    return constructor if is_known and is_known(x) else None
+    library = library_of(kind)
+    if library not in CONVERTERS:
+        return None
+    is_known, constructor = CONVERTERS[library]
+    return constructor if is_known(x) else None
 
 
 def find_instead(x: object) -> str | None:
@@ -78,7 +81,9 @@ def find_instead(x: object) -> str | None:
     library = library_of(kind)
     if library == "finch":
         return "a sparse.COO, which sparse makes without the environment variable SPARSE_BACKEND"
-    return _INSTEAD_OF.get(kind.__name__) if library in _TABLE_LIBRARIES else None
+    if library not in _TABLE_LIBRARIES:
+        return None
+    return _INSTEAD_OF.get(kind.__name__)
 
 
 def not_sparse_error(x: object) -> TypeError:
@@ -90,7 +95,8 @@ def not_sparse_error(x: object) -> TypeError:
     if instead is not None:
         hint = f": pass {instead}"
     elif constructor is not None:
-        name = f"sparse {kind.__module__.partition('._')[0]}.{name}"
+        public_module, *_ = kind.__module__.partition("._")
+        name = f"sparse {public_module}.{name}"
         hint = f": pass FlycooTensor.{constructor}(x)"
     elif isinstance(x, list | tuple) and any(map(find_converter, x)):
         hint = ": pass sparse.stack([sparse.COO(a), sparse.COO(b), ...])"

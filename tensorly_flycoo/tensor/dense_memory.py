@@ -25,11 +25,13 @@ def check_khatri_rao_fits(
     mask: Any = None,
 ) -> None:
     """Refuse a Khatri-Rao product that is too large, given the arguments of TensorLy's function."""
+    are_matrices = all(np.ndim(matrix) == 2 for matrix in matrices)
     multiplied = [matrix for n, matrix in enumerate(matrices) if n != skip_matrix]
-    if len(multiplied) > 1 and all(np.ndim(matrix) == 2 for matrix in matrices):
-        num_rows = num_cells(matrix.shape[0] for matrix in multiplied)
-        rank = matrices[0].shape[1]
-        _check_fits("tl.tenalg.khatri_rao", (num_rows, rank), matrices[0])
+    if not are_matrices or len(multiplied) < 2:
+        return  # TensorLy returns a single matrix as it is, and checks what is none
+    num_rows = num_cells(matrix.shape[0] for matrix in multiplied)
+    rank = matrices[0].shape[1]
+    _check_fits("tl.tenalg.khatri_rao", (num_rows, rank), matrices[0])
 
 
 def check_product_fits(a: Any, b: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from types import EllipsisType, ModuleType
@@ -31,25 +32,36 @@ def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
     >>> parse_index((1, ..., slice(0, None, 2)), (3, 4, 5))
     [1, range(0, 4), range(0, 5, 2)]
     """
+    items = _complete(index, len(shape))
+    selectors = [_select(item, mode, shape[mode]) for mode, item in enumerate(items)]
+    num_lists = sum(isinstance(selector, np.ndarray) for selector in selectors)
+    if num_lists > 1:
+        raise IndexError(f"{_VALID}: got {num_lists} lists; index one mode after the other")
+    return selectors
+
+
+def _complete(index: Index, ndim: int) -> list[_Item]:
+    """Return an item for each mode: modes that the index leaves out get ``:``.
+
+    >>> _complete((1, ...), 3)
+    [1, slice(None, None, None), slice(None, None, None)]
+    """
     items: list[_Item] = list(index) if isinstance(index, tuple) else [index]
     # By identity: an array among the items would compare elements.
     places = [place for place, item in enumerate(items) if item is Ellipsis]
     if len(places) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
     num_indexed = len(items) - len(places)
-    if num_indexed > len(shape):
+    if num_indexed > ndim:
         raise IndexError(
-            f"too many indices for array: array is {len(shape)}-dimensional, but {num_indexed} "
+            f"too many indices for array: array is {ndim}-dimensional, but {num_indexed} "
             "were indexed"
         )
-    # Without an ellipsis, the modes that are not indexed are the last ones.
-    place = places[0] if places else len(items)
-    items[place : place + 1] = [slice(None)] * (len(shape) - num_indexed)
-    selectors = [_select(item, mode, shape[mode]) for mode, item in enumerate(items)]
-    num_lists = sum(isinstance(selector, np.ndarray) for selector in selectors)
-    if num_lists > 1:
-        raise IndexError(f"{_VALID}: got {num_lists} lists; index one mode after the other")
-    return selectors
+    wholes = [slice(None)] * (ndim - num_indexed)
+    if not places:
+        return [*items, *wholes]
+    (place,) = places
+    return [*items[:place], *wholes, *items[place + 1 :]]
 
 
 def order_kept(selectors: Sequence[Selector]) -> list[int]:
@@ -60,10 +72,13 @@ def order_kept(selectors: Sequence[Selector]) -> list[int]:
     >>> order_kept([1, range(4), np.array([0, 2])])
     [2, 1]
     """
-    kept = [mode for mode, item in enumerate(selectors) if not isinstance(item, int)]
-    picked = [mode for mode, item in enumerate(selectors) if not isinstance(item, range)]
+    kept = [mode for mode, selector in enumerate(selectors) if not isinstance(selector, int)]
+    # NumPy indexes by the array and the integers together; ranges may lie between them.
+    picked = [mode for mode, selector in enumerate(selectors) if not isinstance(selector, range)]
     is_split = bool(picked) and picked[-1] - picked[0] >= len(picked)
-    return sorted(kept, key=lambda mode: is_split and isinstance(selectors[mode], range))
+    if not is_split:
+        return kept
+    return sorted(kept, key=lambda mode: isinstance(selectors[mode], range))
 
 
 def is_whole(selector: Selector, size: int) -> bool:
@@ -73,24 +88,15 @@ def is_whole(selector: Selector, size: int) -> bool:
 
 def _select(item: Any, mode: int, size: int) -> Selector:
     """Turn an item of an index into the selector of a mode of this size."""
-    place = f"mode {mode}, which has size {size}"
     if isinstance(item, slice):
         selected = range(size)[item]
         if not selected:
-            raise ValueError(f"{item} selects nothing from {place}")
+            raise _nothing_selected(item, mode, size)
         return selected
     if is_cupy(item):
         item = move(item, np)
     if isinstance(item, list | tuple | range | np.ndarray) and np.ndim(item) == 1:
-        numbers = np.asarray(item)
-        if numbers.size == 0:
-            raise ValueError(f"an empty list selects nothing from {place}")
-        if numbers.dtype.kind not in "iu":
-            raise IndexError(f"{_VALID}: got a list of {numbers.dtype}")
-        is_outside = (numbers < -size) | (numbers >= size)
-        if is_outside.any():
-            raise _out_of_bounds(numbers[np.argmax(is_outside)], mode, size)
-        return numbers.astype(np.int64) % size
+        return _select_list(np.asarray(item), mode, size)
     try:
         if isinstance(item, bool | EllipsisType):
             raise TypeError
@@ -100,6 +106,23 @@ def _select(item: Any, mode: int, size: int) -> Selector:
     if not -size <= number < size:
         raise _out_of_bounds(number, mode, size)
     return number % size
+
+
+def _select_list(numbers: np.ndarray, mode: int, size: int) -> np.ndarray:
+    """Turn a list of an index into the indices of a mode of this size, from 0 on."""
+    if numbers.size == 0:
+        raise _nothing_selected("an empty list", mode, size)
+    if numbers.dtype.kind not in "iu":
+        raise IndexError(f"{_VALID}: got a list of {numbers.dtype}")
+    is_outside = (numbers < -size) | (numbers >= size)
+    if is_outside.any():
+        first = np.argmax(is_outside)
+        raise _out_of_bounds(numbers[first], mode, size)
+    return numbers.astype(np.int64) % size
+
+
+def _nothing_selected(item: Any, mode: int, size: int) -> ValueError:
+    return ValueError(f"{item} selects nothing from mode {mode}, which has size {size}")
 
 
 def _out_of_bounds(number: int, mode: int, size: int) -> IndexError:
@@ -137,14 +160,17 @@ def _select_from_piece(
     piece: Piece, shape: Sequence[int], selectors: Sequence[Selector]
 ) -> tuple[Array, Array]:
     """Copy the coordinates and the values of the selected nonzeros of a piece."""
-    is_kept: Array | None = None
+    cut_modes = [n for n, size in enumerate(shape) if not is_whole(selectors[n], size)]
     with piece.hold_records() as records:
-        for mode, selector in enumerate(selectors):
-            if is_whole(selector, shape[mode]):
-                continue
-            is_in = _is_in(piece.read_rows(records, mode), selector, piece.xp)
-            is_kept = is_in if is_kept is None else is_kept & is_in
-        selected = records.copy() if is_kept is None else records[is_kept]
+        if cut_modes:
+            # A generator: the condition of one mode exists at a time.
+            conditions = (
+                _is_in(piece.read_rows(records, mode), selectors[mode], piece.xp)
+                for mode in cut_modes
+            )
+            selected = records[functools.reduce(operator.and_, conditions)]
+        else:
+            selected = records.copy()
         return piece.read_coords(selected), piece.read_values(selected)
 
 
@@ -154,9 +180,10 @@ def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
         return rows == selector
     if isinstance(selector, np.ndarray):
         numbers = xp.asarray(np.unique(selector))
-        wanted = rows.astype(np.int64)
-        places = xp.minimum(xp.searchsorted(numbers, wanted), numbers.size - 1)
-        return numbers[places] == wanted
+        indices = rows.astype(np.int64)
+        places = xp.searchsorted(numbers, indices)
+        places = xp.minimum(places, numbers.size - 1)
+        return numbers[places] == indices
     low, high = sorted((selector[0], selector[-1]))
     is_in = (rows >= low) & (rows <= high)
     step = abs(selector.step)
@@ -172,9 +199,23 @@ def match_sorted(rows: Array, numbers: Array, xp: ModuleType) -> tuple[Array, Ar
     (array([0, 0, 1]), array([1, 2, 0]))
     """
     firsts = xp.searchsorted(numbers, rows)
-    counts = xp.searchsorted(numbers, rows, side="right") - firsts
-    ends = xp.cumsum(counts)
-    pairs = xp.arange(int(ends[-1]) if rows.size else 0)
-    sources = xp.searchsorted(ends, pairs, side="right")
-    nth_match = pairs - (ends - counts)[sources]  # of the row with one of the numbers
-    return sources, firsts[sources] + nth_match
+    ends = xp.searchsorted(numbers, rows, side="right")
+    return list_ranges(firsts, ends, xp)
+
+
+def list_ranges(firsts: Array, ends: Array, xp: ModuleType) -> tuple[Array, Array]:
+    """List the integers of some ranges, one range after the other, and the range of each.
+
+    Return the number of its range (count,) first, then the integer itself (count,).
+
+    >>> list_ranges(np.array([5, 3, 0]), np.array([7, 3, 1]), np)
+    (array([0, 0, 2]), array([5, 6, 0]))
+    """
+    ends_in_list = xp.cumsum(ends - firsts)
+    count = 0
+    if ends_in_list.size:
+        count = int(ends_in_list[-1])
+    places = xp.arange(count)
+    ranges = xp.searchsorted(ends_in_list, places, side="right")
+    shifts = ends - ends_in_list  # from a place in the list to the integer there
+    return ranges, places + shifts[ranges]

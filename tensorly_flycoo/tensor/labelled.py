@@ -74,8 +74,9 @@ def _check_distinct(name: str, labels: np.ndarray) -> None:
             f"labels[{name!r}] is {labels[place]} at index {place}, expected a label for each "
             "index: leave such rows out, or name them"
         )
+    # Sorted labels may be many, and are quick to check.
     if labels.dtype != object and (labels[1:] > labels[:-1]).all():
-        return  # sorted labels may be many, and are quick to check
+        return
     ((label, count),) = Counter(labels.tolist()).most_common(1)
     if count > 1:
         raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct ones")
@@ -123,13 +124,17 @@ def drop_zones(labels: Any) -> Any:
     if isinstance(labels, str) or callable(labels):
         return labels
     array = as_labels(labels)
-    return array[()] if array.dtype.kind == "M" else labels
+    if array.dtype.kind != "M":
+        return labels
+    return array[()]  # one date, if it was alone
 
 
 def take_labels(labels: np.ndarray, places: Any) -> list[Any]:
     """Return some labels as Python's numbers and texts, but dates as NumPy's."""
     taken = labels[places]
-    return list(taken) if taken.dtype.kind in "mM" else taken.tolist()
+    if taken.dtype.kind in "mM":
+        return list(taken)
+    return taken.tolist()
 
 
 def find_missing(labels: np.ndarray) -> np.ndarray:
@@ -189,7 +194,8 @@ def _make_method(name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def keep_labels(x: "LabelledTensor", *operands: Any, **options: Any) -> Any:
-        result = method(x.tensor, *map(drop_labels, operands), **options)
+        plain_operands = map(drop_labels, operands)
+        result = method(x.tensor, *plain_operands, **options)
         return x._label(result, operands)
 
     return keep_labels
@@ -217,7 +223,9 @@ def _make_reduction(name: str) -> Callable[..., Any]:
 
 def drop_labels(x: Any) -> Any:
     """Return the tensor of a LabelledTensor, and anything else as it is."""
-    return x.tensor if isinstance(x, LabelledTensor) else x
+    if isinstance(x, LabelledTensor):
+        return x.tensor
+    return x
 
 
 class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels", Labels)])):
@@ -320,8 +328,9 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         return *self, self.unknown, self.value_column
 
     def _replace(self, **items: Any) -> Self:
+        # What a tuple's own `_replace` would lose.
         facts = {"unknown": self.unknown, "value_column": self.value_column}
-        return type(self)(**{**self._asdict(), **facts, **items})
+        return type(self)(**(self._asdict() | facts | items))
 
     __replace__ = _replace  # of copy.replace
 
@@ -409,7 +418,8 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
     __hash__ = object.__hash__
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        result = getattr(ufunc, method)(*map(drop_labels, inputs), **kwargs)
+        plain_inputs = map(drop_labels, inputs)
+        result = getattr(ufunc, method)(*plain_inputs, **kwargs)
         return self._label(result, inputs)
 
     def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
@@ -499,7 +509,8 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         columns = {}
         for (name, mode_labels), rows in zip(self.labels.items(), coords, strict=True):
             columns[name] = mode_labels[rows]
-        return pandas.DataFrame({**columns, values: numbers})
+        columns[values] = numbers
+        return pandas.DataFrame(columns)
 
     def to_xarray(self) -> "DataArray":
         """Return an `xarray.DataArray` of a `sparse.COO`, with the labels as coordinates.
@@ -576,9 +587,10 @@ def check_same_labels(
     for mode, ((name, mode_labels), expected) in enumerate(pairs):
         if mode in skips or mode_labels is expected or np.array_equal(mode_labels, expected):
             continue
+        difference = _describe_difference(name, mode_labels, expected, names)
         raise ValueError(
-            f"{_describe_difference(name, mode_labels, expected, names)}: make {names[0]} with "
-            f"from_dataframe(..., labels=), or pass {names[0]}.tensor to ignore labels"
+            f"{difference}: make {names[0]} with from_dataframe(..., labels=), or pass "
+            f"{names[0]}.tensor to ignore labels"
         )
 
 
@@ -605,22 +617,26 @@ def _describe_difference(
     name: str, labels: np.ndarray, expected: np.ndarray, names: Sequence[str]
 ) -> str:
     """Say where the labels of a mode differ: a place, or a label that one of them lacks."""
+    first, second = names
     if labels.shape == expected.shape:
         place = int(np.argmax(labels != expected))
-        places = f"{labels[place]} in {names[0]} and {expected[place]} in {names[1]}"
-        return f"label {place} of mode {name!r} is {places}"
-    text = f"{names[0]} has {labels.size} labels of mode {name!r}, expected {expected.size}, as"
-    text += f" {names[1]} has"
+        both = f"{labels[place]} in {first} and {expected[place]} in {second}"
+        return f"label {place} of mode {name!r} is {both}"
+    text = (
+        f"{first} has {labels.size} labels of mode {name!r}, expected {expected.size}, as "
+        f"{second} has"
+    )
     lacked = _find_lacked(labels, expected)
     if lacked is not None:
-        return f"{text} ({names[0]} lacks {lacked})"
+        return f"{text} ({first} lacks {lacked})"
     lacked = _find_lacked(expected, labels)
     if lacked is not None:
-        return f"{text} ({names[1]} lacks {lacked})"
+        return f"{text} ({second} lacks {lacked})"
     return text
 
 
 def _find_lacked(labels: np.ndarray, wanted: np.ndarray) -> Any:
     """Return the first of the wanted labels that some labels lack, or None."""
-    existing = {*labels.tolist()}
-    return next((label for label in wanted.tolist() if label not in existing), None)
+    existing = set(labels.tolist())
+    lacked = (label for label in wanted.tolist() if label not in existing)
+    return next(lacked, None)

@@ -81,7 +81,9 @@ class Piece:
     def sort_records(self, engine: Engine) -> Array:
         """Copy the records in the order of modes 0, 1, ..., ndim - 1."""
         with self.devices.use(self.home), self.layout.hold_first_order(engine) as (records, places):
-            return records.copy() if places is None else engine.gather(records, places)
+            if places is None:
+                return records.copy()
+            return engine.gather(records, places)
 
 
 def list_pieces(layout: AnyLayout, xp: ModuleType) -> list[Piece]:
@@ -107,7 +109,7 @@ def run(
     """
     all_pieces = list_pieces(layout, engine.xp)
     devices = all_pieces[0].devices
-    homes = dict.fromkeys(piece.home for piece in all_pieces)
+    homes = dict.fromkeys(piece.home for piece in all_pieces)  # each once, in their order
     copies = gather_each(arrays or (), devices, homes)  # of each array, by device
     for piece in all_pieces:
         piece_args = args
@@ -179,16 +181,18 @@ def sum_values(layout: AnyLayout, engine: Engine) -> float:
             if extreme.size:
                 largest = max(largest, abs(float(extreme)))
     _, exponent = math.frexp(largest)
-    shift = 62 - exponent - layout.nnz.bit_length()
+    shift = 62 - exponent - layout.nnz.bit_length()  # so that the sum fits in an int64
     total = sum(int(part) for part in map_pieces(_sum_scaled, layout, engine, shift))
     return float(np.ldexp(float(total), -shift))
 
 
 def _sum_scaled(piece: Piece, shift: int) -> Array:
     """Sum the values times a power of 2, as integers."""
+    xp = piece.xp
     with piece.hold_records() as records:
-        scaled = piece.xp.ldexp(piece.read_values(records).astype(np.float64), shift)
-        return piece.xp.rint(scaled).astype(np.int64).sum()
+        values = piece.read_values(records).astype(np.float64)
+        integers = xp.rint(xp.ldexp(values, shift)).astype(np.int64)
+        return integers.sum()
 
 
 def check_piece(piece: Piece) -> np.ndarray:
@@ -202,14 +206,18 @@ def find_extreme(piece: Piece, name: str) -> Array:
     """Find the "max" or "min" of the nonzeros; an empty array if there are none."""
     with piece.hold_records() as records:
         values = piece.read_values(records)
-        return getattr(values, name)() if values.size else np.zeros(0)
+        if values.size == 0:
+            return np.zeros(0)
+        return getattr(values, name)()
 
 
 def has_zeros(piece: Piece) -> np.ndarray:
     """Return whether any stored value is zero."""
-    return np.array(any(has_true(values == 0) for values in piece.layout.iterate_values()))
+    has_zero = any(has_true(values == 0) for values in piece.layout.iterate_values())
+    return np.array(has_zero)
 
 
 def find_norm(piece: Piece, engine: Engine) -> np.ndarray:
     """Return the norm, summed in the order of modes 0, 1, ..., ndim - 1."""
-    return np.array(compute_norm(piece.read_values(piece.sort_records(engine)), engine))
+    values = piece.read_values(piece.sort_records(engine))
+    return np.array(compute_norm(values, engine))

@@ -249,7 +249,9 @@ class FlycooTensor:
                 "sparse.stack([sparse.COO(a), sparse.COO(b), ...]) makes a tensor of several"
             )
         coo = matrix.tocoo()
-        coords = coo.coords if hasattr(coo, "coords") else (coo.row, coo.col)
+        coords = getattr(coo, "coords", None)
+        if coords is None:  # of CuPy, and of old versions of SciPy
+            coords = (coo.row, coo.col)
         return cls(np.stack(coords), coo.data, coo.shape, **options)
 
     @classmethod
@@ -350,8 +352,9 @@ class FlycooTensor:
 
     @property
     def keep(self) -> str:
-        is_streamed = isinstance(self._layout, SlabLayout) and self._layout.num_streamed
-        return "host" if is_streamed else "device"
+        if isinstance(self._layout, SlabLayout) and self._layout.num_streamed:
+            return "host"
+        return "device"
 
     @property
     def nbytes(self) -> int:
@@ -458,17 +461,15 @@ class FlycooTensor:
                [4., 0., 5.],
                [4., 0., 5.]])
         """
-        selectors = parse_index(index, self.shape)
+        selectors = tuple(parse_index(index, self.shape))
         if all(map(is_whole, selectors, self.shape)):
             return self
         kept = order_kept(selectors)
         if not kept:
-            parts = map_pieces(find_value, self._layout, self._engine, self.shape, tuple(selectors))
+            parts = map_pieces(find_value, self._layout, self._engine, self.shape, selectors)
             return sum(parts)  # only one piece has the cell
         shape = [len(selectors[mode]) for mode in kept]  # type: ignore[arg-type]  # no int is kept
-        return self._derive(
-            lambda x: rebuild(x, find_kept, x.shape, tuple(selectors), kept, shape=shape)
-        )
+        return self._derive(lambda x: rebuild(x, find_kept, x.shape, selectors, kept, shape=shape))
 
     def __iter__(self) -> Iterator[FlycooTensor | Array]:
         """Yield ``x[0]``, ``x[1]``, ...; the nonzeros are sorted once for all of them."""
@@ -476,9 +477,10 @@ class FlycooTensor:
             yield from (self[i] for i in range(len(self)))
             return
         coords, values = self._sorted_nonzeros()
-        counts = move(self._engine.xp.bincount(coords[0], minlength=len(self)), np)
-        ends = np.cumsum(counts)
-        for start, end in zip(ends - counts, ends, strict=True):
+        counts = self._engine.xp.bincount(coords[0], minlength=len(self))
+        host_counts = move(counts, np)
+        ends = np.cumsum(host_counts)
+        for start, end in zip(ends - host_counts, ends, strict=True):
             yield self._rebuild(coords[1:, start:end], values[start:end], self.shape[1:])
 
     def _rebuild(
@@ -593,7 +595,8 @@ class FlycooTensor:
         np.float64(0.5)
         """
         modes = check_axes(axis, self.ndim)
-        return self.sum(modes) / float(math.prod(self.shape[mode] for mode in modes))
+        num_summed = math.prod(self.shape[mode] for mode in modes)
+        return self.sum(modes) / float(num_summed)
 
     def max(self, axis: int | Iterable[int] | None = None) -> np.floating:
         """Find the largest element, zeros included.
@@ -769,6 +772,17 @@ class FlycooTensor:
         other = self._take_coo(other)
         if not isinstance(other, FlycooTensor):
             raise densify_error(operation, self.shape, _USE_FIT)
+        self._check_addend(other, operation)
+        xp = self._engine.xp
+        coords1, values1 = self._sorted_nonzeros()
+        coords2, values2 = other._sorted_nonzeros()
+        coords = xp.concatenate([coords1, coords2], axis=1)
+        values = xp.concatenate([values1, sign * values2])
+        # Building the tensor sums the values of cells that both have.
+        return self._rebuild(coords, values)
+
+    def _check_addend(self, other: FlycooTensor, operation: str) -> None:
+        """Refuse a tensor of another shape or on another device."""
         if other.shape != self.shape:
             try:
                 shape = np.broadcast_shapes(self.shape, other.shape)
@@ -778,11 +792,6 @@ class FlycooTensor:
             raise densify_error(f"{operation}, broadcast,", shape, "give both one shape")
         if other.device != self.device:
             raise TypeError(f"{operation}: devices {self.device!r} and {other.device!r} differ")
-        xp = self._engine.xp
-        coords1, values1 = self._sorted_nonzeros()
-        coords2, values2 = other._sorted_nonzeros()
-        coords = xp.concatenate([coords1, coords2], axis=1)
-        return self._rebuild(coords, xp.concatenate([values1, sign * values2]))
 
     def _take_coo(self, other: Any) -> Any:
         """Return a sparse.COO as a tensor on the same device, and anything else as it is."""
@@ -805,7 +814,9 @@ class FlycooTensor:
     # Comparisons with numbers are elementwise, as NumPy's functions are; tensors are not compared.
 
     def _operate(self, ufunc: np.ufunc, other: Any) -> Any:
-        return ufunc(self, other) if isinstance(other, Real) else NotImplemented
+        if not isinstance(other, Real):
+            return NotImplemented
+        return ufunc(self, other)
 
     __lt__ = functools.partialmethod(_operate, np.less)
     __le__ = functools.partialmethod(_operate, np.less_equal)
@@ -846,7 +857,9 @@ class FlycooTensor:
         are_tensors_or_numbers = all(isinstance(x, type(self) | Real) for x in operands)
         name = f"numpy.{ufunc.__name__}"
         if method != "__call__" or kwargs or not are_tensors_or_numbers:
-            instead = _USE_FIT if ufunc is np.subtract else _USE_NONZEROS
+            instead = _USE_NONZEROS
+            if ufunc is np.subtract:
+                instead = _USE_FIT
             raise densify_error(name, self.shape, instead)
         if ufunc in _OPERATORS:
             return _OPERATORS[ufunc](*operands)
@@ -869,7 +882,9 @@ class FlycooTensor:
         if getattr(operand, "ndim", None) != 0:
             return self._take_coo(operand)
         number = operand.item()
-        return float(number) if isinstance(number, np.longdouble) else number
+        if isinstance(number, np.longdouble):  # its item is NumPy's too
+            return float(number)
+        return number
 
     def __array_function__(self, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         """Call our twin of a function of NumPy that is no ufunc."""
@@ -908,9 +923,9 @@ def check_axes(axis: int | Iterable[int] | None, ndim: int) -> list[int]:
     """Return `axis`, one integer, several or None for all, as a list of different modes."""
     if axis is None:
         return list(range(ndim))
-    given_axes = axis if isinstance(axis, Iterable) else [axis]
+    listed = axis if isinstance(axis, Iterable) else [axis]
     try:
-        axes = [operator.index(n) for n in given_axes]
+        axes = [operator.index(n) for n in listed]
     except TypeError:
         raise TypeError(f"axis is {axis!r}, expected integers") from None
     for n in axes:
@@ -955,19 +970,24 @@ def group_cells(
     xp = engine.xp
     record_format = engine.choose_cut(shape, values.dtype).record_format
     records, *_ = engine.pack(coords, values, record_format)
-    places = engine.sort_places(records, record_format, reversed(range(len(shape))))
+    last_to_first = reversed(range(len(shape)))  # the mode that is sorted last counts most
+    places = engine.sort_places(records, record_format, last_to_first)
     records = engine.gather(records, places)
     is_first = xp.ones(values.shape[0], bool)
     is_first[1:] = ~engine.find_duplicates(records, record_format)
     starts = xp.flatnonzero(is_first)
-    return record_format.coords(records[starts], xp), record_format.values(records).copy(), starts
+    group_coords = record_format.coords(records[starts], xp)
+    sorted_values = record_format.values(records).copy()
+    return group_coords, sorted_values, starts
 
 
 def _as_real(scalar: Any) -> Any:
     """Return `scalar`, or the item of a 0-dimensional CuPy array, if it is real; else None."""
     if is_cupy(scalar) and scalar.ndim == 0:
         scalar = scalar.item()
-    return scalar if isinstance(scalar, Real) else None
+    if not isinstance(scalar, Real):
+        return None
+    return scalar
 
 
 def rebuild(
@@ -993,6 +1013,7 @@ def rebuild(
                 groups = x.groups
             built = layout.build_elsewhere(parts, x.layout, shape, dtype or x.dtype, groups)
             return FlycooTensor._of(x._engine, built)
+        # To the first device.
         parts = ([layout.devices.bring(array, 0) for array in part] for part in parts)
     coord_parts, value_parts = zip(*parts, strict=True)
     coords = _join(coord_parts, x._engine)
@@ -1002,7 +1023,9 @@ def rebuild(
 
 def _join(parts: Sequence[Array], engine: Engine) -> Array:
     """Concatenate the nonzeros of several pieces; those of one are not copied."""
-    return parts[0] if len(parts) == 1 else engine.xp.concatenate(parts, axis=-1)
+    if len(parts) == 1:
+        return parts[0]
+    return engine.xp.concatenate(parts, axis=-1)
 
 
 def _permute(piece: Piece, order: Sequence[int]) -> tuple[Array, Array]:
@@ -1022,7 +1045,8 @@ def _read_rows(piece: Piece) -> Array:
     record_format = piece.layout.record_format
     vector = piece.xp.zeros(record_format.shape, record_format.dtype)
     with piece.hold_records() as records:
-        vector[record_format.rows(records, 0, piece.xp)] = piece.read_values(records)
+        rows = record_format.rows(records, 0, piece.xp)  # of the piece, not of the tensor
+        vector[rows] = piece.read_values(records)
     return vector
 
 
@@ -1037,7 +1061,7 @@ def _clip(  # `min` and `max` are NumPy's newer names
 
 
 def _transpose(x: FlycooTensor, axes: Sequence[int] | None = None) -> FlycooTensor:
-    return x.T if axes is None else x.transpose(axes)
+    return x.transpose(axes)
 
 
 def _round(x: FlycooTensor, decimals: int = 0) -> FlycooTensor:
@@ -1045,19 +1069,12 @@ def _round(x: FlycooTensor, decimals: int = 0) -> FlycooTensor:
 
 
 def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
+    """Join tensors along a mode; at least one is a FlycooTensor, maybe others are sparse.COO."""
     first = next(x for x in tensors if isinstance(x, FlycooTensor))
     (mode,) = check_axes(axis, first.ndim)
-    before = first.shape[:mode]
-    after = first.shape[mode + 1 :]
     joined = [first._take_coo(x) for x in tensors]
     for n, x in enumerate(joined):
-        if not isinstance(x, FlycooTensor):
-            raise densify_error("numpy.concatenate", np.shape(x), "make all of them sparse")
-        if x.shape[:mode] != before or x.shape[mode + 1 :] != after:
-            expected = f"expected {first.shape}, but for the size of mode {mode}"
-            raise ValueError(f"numpy.concatenate: tensor {n} has shape {x.shape}, {expected}")
-        if x.device != first.device:
-            raise TypeError(f"numpy.concatenate: devices {first.device!r} and {x.device!r} differ")
+        _check_joinable(n, x, first, mode)
     size = 0  # of the mode, of the tensors before
     coord_parts = []
     value_parts = []
@@ -1067,9 +1084,24 @@ def _concatenate(tensors: Sequence[Any], axis: int = 0) -> FlycooTensor:
         coord_parts.append(coords)
         value_parts.append(values)
         size += x.shape[mode]
-    all_coords = _join(coord_parts, first._engine)
-    all_values = _join(value_parts, first._engine)
-    return first._rebuild(all_coords, all_values, (*before, size, *after))
+    coords = _join(coord_parts, first._engine)
+    values = _join(value_parts, first._engine)
+    shape = list(first.shape)
+    shape[mode] = size
+    return first._rebuild(coords, values, shape)
+
+
+def _check_joinable(n: int, x: Any, first: FlycooTensor, mode: int) -> None:
+    """Refuse tensor n of those to join along a mode, if it does not fit the first one."""
+    if not isinstance(x, FlycooTensor):
+        raise densify_error("numpy.concatenate", np.shape(x), "make all of them sparse")
+    has_same_sizes_before = x.shape[:mode] == first.shape[:mode]
+    has_same_sizes_after = x.shape[mode + 1 :] == first.shape[mode + 1 :]
+    if not (has_same_sizes_before and has_same_sizes_after):
+        expected = f"expected {first.shape}, but for the size of mode {mode}"
+        raise ValueError(f"numpy.concatenate: tensor {n} has shape {x.shape}, {expected}")
+    if x.device != first.device:
+        raise TypeError(f"numpy.concatenate: devices {first.device!r} and {x.device!r} differ")
 
 
 _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {

@@ -40,20 +40,30 @@ def check_unknown(unknown: Any, shape: Sequence[int]) -> Unknown:
         return unknown
     if not is_raw_sparse(unknown):
         raise TypeError(f"unknown is a {type(unknown).__name__}, {_EXPECTED}")
-    sizes = tuple(unknown.shape)
-    fits = len(sizes) == len(shape) and all(
-        size in (1, whole) for size, whole in zip(sizes, shape, strict=True)
-    )
-    if not fits:
-        instead = f"expected {tuple(shape)}, or 1 in modes whose indices are all alike"
-        raise ValueError(f"unknown has shape {sizes}, {instead}")
+    check_mask_shape(unknown, shape, "unknown")
     if unknown.fill_value != 1:
         raise ValueError(f"unknown has fill_value {unknown.fill_value}, {_EXPECTED}")
-    mask: Any = unknown if hasattr(unknown, "coords") else unknown.asformat("coo")
+    mask: Any = unknown
+    if not hasattr(mask, "coords"):
+        mask = mask.asformat("coo")  # a GCXS of pydata/sparse
     wrong_values = mask.data[mask.data != 0]
     if wrong_values.size:
         raise ValueError(f"unknown stores {wrong_values[0]}, {_EXPECTED}")
-    return mask if mask.nnz else None
+    if mask.nnz == 0:
+        return None
+    return mask
+
+
+def check_mask_shape(mask: Any, shape: Sequence[int], name: str) -> None:
+    """Refuse a mask that has another size than the tensor, or 1, in a mode."""
+    sizes = tuple(mask.shape)
+    expected = tuple(shape)
+    if len(sizes) == len(expected):
+        pairs = zip(sizes, expected, strict=True)
+        if all(size in (1, whole) for size, whole in pairs):
+            return
+    instead = f"expected {expected}, or 1 in modes whose indices are all alike"
+    raise ValueError(f"{name} has shape {sizes}, {instead}")
 
 
 def make_mask(cells: np.ndarray, shape: Sequence[int]) -> COO:
@@ -112,9 +122,11 @@ def list_cells(coords: np.ndarray, sizes: Sequence[int], shape: Sequence[int]) -
     listed_modes = list_modes(sizes, shape)
     whole_modes = [mode for mode in range(len(shape)) if mode not in listed_modes]
     block_shape = [shape[mode] for mode in whole_modes]
-    inside = np.indices(block_shape).reshape(len(whole_modes), num_cells(block_shape))
-    cells = np.repeat(coords, inside.shape[1], axis=1)
-    cells[whole_modes] = np.tile(inside, coords.shape[1])
+    block_size = num_cells(block_shape)
+    inside = np.indices(block_shape).reshape(len(whole_modes), block_size)
+    cells = np.repeat(coords, block_size, axis=1)
+    num_blocks = coords.shape[1]
+    cells[whole_modes] = np.tile(inside, num_blocks)
     return cells
 
 
@@ -134,13 +146,13 @@ def mark_unknown(data: COO, mask: Any) -> COO:
 def find_blocks(cells: np.ndarray, shape: Sequence[int]) -> COO:
     """Make a mask of listed cells; it has size 1 in modes in which they fill whole fibres."""
     sizes = [*shape]
-    for mode in range(len(shape)):
+    for mode, size in enumerate(shape):
         # A fibre along the mode is given by its other indices; is each listed fibre whole?
         fibres = cells.copy()
         fibres[mode] = 0
         blocks, counts = count_each(fibres, sizes)
-        are_whole = counts.size > 0 and (counts == sizes[mode]).all()
-        if sizes[mode] > 1 and are_whole:
+        are_whole = counts.size > 0 and (counts == size).all()
+        if size > 1 and are_whole:
             cells = blocks
             sizes[mode] = 1
     return make_mask(cells, sizes)
@@ -169,9 +181,10 @@ def take_rows(unknown: Any, mode: int, rows: np.ndarray, size: int) -> Unknown:
     new_rows[rows] = np.arange(rows.size)
     cells = unknown.coords.copy()
     cells[mode] = new_rows[cells[mode]]
+    is_taken = cells[mode] >= 0
     shape = [*unknown.shape]
     shape[mode] = rows.size
-    return make_mask(cells[:, cells[mode] >= 0], shape)
+    return make_mask(cells[:, is_taken], shape)
 
 
 def count_each(cells: np.ndarray, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -195,16 +208,17 @@ def reduce(x: FlycooTensor, unknown: Any, gone: Sequence[int], name: str) -> tup
     if isinstance(unknown, str):
         return _reduce_stored(x, gone, name)
     known_part = _omit_unknown(x, unknown)
+    num_known = num_cells(x.shape) - count_cells(unknown, x.shape)
     if name in ("max", "min"):
-        num_known = num_cells(x.shape) - count_cells(unknown, x.shape)
-        return known_part._find_extreme(gone, name, num_zeros=num_known - known_part.nnz), None
+        num_zeros = num_known - known_part.nnz
+        return known_part._find_extreme(gone, name, num_zeros=num_zeros), None
     total: Any = known_part.sum(gone)
     if len(gone) == x.ndim:
-        num_known = num_cells(x.shape) - count_cells(unknown, x.shape)
         return _divide_known(total, num_known, name), None
     counts = CellCounts(unknown, x.shape, gone)
     if not isinstance(total, FlycooTensor):
-        return _divide_known(total, counts.count_known(total.size), name), None
+        num_known_of_rows = counts.count_known(total.size)
+        return _divide_known(total, num_known_of_rows, name), None
     if name == "mean":
         return average(total, counts), counts.find_unknown()
     return total, counts.find_unknown()
@@ -215,7 +229,8 @@ def _reduce_stored(x: FlycooTensor, gone: Sequence[int], name: str) -> tuple[Any
     if name in ("max", "min"):
         return x._find_extreme(gone, name, num_zeros=0), None
     total: Any = x.sum(gone)
-    num_known: Any = x.map(lambda values: values != 0).astype(np.float64).sum(gone)
+    ones = x.map(lambda values: values != 0).astype(np.float64)
+    num_known: Any = ones.sum(gone)
     if isinstance(total, FlycooTensor):
         return _average_stored(total, num_known, name), "all"
     return _divide_known(total, num_known, name), None
@@ -225,8 +240,11 @@ def _divide_known(total: Any, num_known: Any, name: str) -> Any:
     """Return a sum, a number or a vector, or its "mean"; nan where no cell is known."""
     xp = array_module(total)
     counts = xp.asarray(num_known, np.float64)
-    divisors = counts if name == "mean" else 1.0
-    return (total / xp.where(counts > 0, divisors, np.nan)).astype(total.dtype)
+    divisors: Any = 1.0
+    if name == "mean":
+        divisors = counts
+    divisors = xp.where(counts > 0, divisors, np.nan)
+    return (total / divisors).astype(total.dtype)
 
 
 def _average_stored(total: FlycooTensor, num_known: FlycooTensor, name: str) -> FlycooTensor:
@@ -261,12 +279,15 @@ class CellCounts:
         self.shape = [mask.shape[mode] for mode in kept]
         self.total = num_cells(shape[mode] for mode in gone)
         self.cells, num_blocks = count_each(mask.coords[kept], self.shape)
-        block_size = self.total // num_cells(mask.shape[mode] for mode in gone)
+        # A zero of the mask stands for a block if the mask has size 1 in modes that are summed.
+        most_blocks = num_cells(mask.shape[mode] for mode in gone)
+        block_size = self.total // most_blocks
         self.num_unknown = num_blocks * block_size
 
     def find_unknown(self) -> COO:
         """Return the mask of the cells of the sum of which nothing is known."""
-        return make_mask(self.cells[:, self.num_unknown == self.total], self.shape)
+        is_unknown = self.num_unknown == self.total
+        return make_mask(self.cells[:, is_unknown], self.shape)
 
     def count_known(self, size: int) -> np.ndarray:
         """Return the number of known cells (size,) for each element of a sum that is a vector."""
@@ -293,7 +314,8 @@ def _divide(
 ) -> tuple[Array, Array]:
     """Divide a piece at sorted cells by the number of known ones, and elsewhere by `total`."""
     coords, values = read_nonzeros(piece)
-    is_listed, places = find_places(cells, move(coords[modes], np), np)
+    host_coords = move(coords[modes], np)
+    is_listed, places = find_places(cells, host_coords, np)
     divisors = np.full(values.size, total, values.dtype)
     divisors[is_listed] = num_known[places]
     return coords, values / move(divisors, piece.xp)
