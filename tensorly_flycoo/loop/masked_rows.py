@@ -60,9 +60,12 @@ class MaskedRows:
         """
         gram = multiply_all(grams, mode)
         rank = products.shape[1]
-        weights = {n: of for n, of in row_weights.items() if n != mode and n in self._modes}
+        other_modes = {*self._modes} - {mode}
+        weights = {n: row_weights[n] for n in other_modes if n in row_weights}
         if mode in self._wholes:
-            gram = gram - self._sum_cells(factors, weights) * self._multiply_wholes(grams, mode)
+            # All rows of the mode miss the same cells.
+            of_cells = self._sum_cells(factors, weights)
+            gram = gram - of_cells * self._multiply_wholes(grams, mode)
         # A weak ridge towards the old rows; 1 if all other factors are zero.
         hold = _HOLD * float(gram.trace()) / rank or 1.0
         common = gram + (hold + l2_reg) * self._xp.eye(rank)
