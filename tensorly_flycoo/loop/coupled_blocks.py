@@ -343,8 +343,13 @@ def _convert(n: int, x: Any, device: str) -> Any:
 
 def _join(name: Any, users: Mapping[int, CoupledBlock]) -> tuple[int, np.ndarray | None]:
     """Unite a mode of several blocks: return its size and labels; set `places` of the blocks."""
-    sizes = {n: block.data.shape[block.names.index(name)] for n, block in users.items()}
-    labels = {n: block.labels[name] for n, block in users.items() if block.labels is not None}
+    sizes = {}
+    labels = {}
+    for n, block in users.items():
+        axis = block.names.index(name)
+        sizes[n] = block.data.shape[axis]
+        if block.labels is not None:
+            labels[n] = block.labels[name]
     first = next(iter(users))
     if not labels:
         _check_same_size(name, sizes)

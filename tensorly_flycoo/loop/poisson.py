@@ -226,7 +226,8 @@ class PoissonUpdates(Sweep):
             scales = find_scales(self.data, factors, self._sums, mode)
             proposal = list(factors)
             proposal[mode] = lift_zeros(factors[mode], product * scales)
-            if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
+            is_changed = proposal[mode] is not factors[mode]
+            if is_changed and self._try(proposal, add_columns(proposal)):
                 factors = proposal
                 self._base = {}  # SQUAREM needs models one step apart: begin anew
         return factors

@@ -38,7 +38,8 @@ def read_smoothness(option: Any, ndim: int, linesearch: bool | str = False) -> l
     if isinstance(option, Mapping):
         check_modes(option, ndim, "smoothness")
         numbers = [option.get(mode) for mode in range(ndim)]
-    strengths = [float(number or 0) for number in spread_numbers(numbers, ndim, "smoothness")]
+    numbers_by_mode = spread_numbers(numbers, ndim, "smoothness")
+    strengths = [float(number or 0) for number in numbers_by_mode]
     largest = max(strengths)
     if largest > _MOST:
         raise ValueError(f"smoothness is {largest:g}, expected at most {_MOST:g}")

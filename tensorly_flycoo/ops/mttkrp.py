@@ -263,8 +263,9 @@ def check_devices(x: FlycooTensor, factors: Sequence[Any]) -> None:
 def _explain_memory(x: FlycooTensor, factors: Sequence[Any], mode: int, **options: Any) -> Any:
     """Call `multiply`; a MemoryError says what needed the memory."""
     compute = functools.partial(multiply, x._layout, x._engine, factors, mode, **options)
+    rank = factors[0].shape[1]
     with log_compilation():
-        return attempt(f"mttkrp of mode {mode} and rank {factors[0].shape[1]}", compute)
+        return attempt(f"mttkrp of mode {mode} and rank {rank}", compute)
 
 
 def multiply(

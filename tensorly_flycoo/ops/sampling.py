@@ -70,7 +70,8 @@ class NonzeroSampler:
         first, last = self._find(None, dict(enumerate(coords)))
         entries = self._xp.zeros(first.shape, self.dtype)
         is_stored = first < last
-        entries[is_stored] = self._record_format.values(self._records[first[is_stored]])
+        records = self._records[first[is_stored]]
+        entries[is_stored] = self._record_format.values(records)
         return entries
 
     def fibres(self, mode: int, coords: Mapping[int, Array]) -> tuple[Array, Array, Array]:
@@ -202,5 +203,6 @@ def _find_entries(piece: Piece, engine: Engine, arrays: Sequence[Array]) -> Arra
         entries[places] = values[is_wanted]
         return entries
     coords_inside, is_inside = piece.take_own(coords)
-    entries[is_inside] = NonzeroSampler(piece.layout, engine).entries(coords_inside)
+    sampler = NonzeroSampler(piece.layout, engine)
+    entries[is_inside] = sampler.entries(coords_inside)
     return entries

@@ -109,7 +109,9 @@ def find_singular_pairs(
         squares, vectors = find_leading_eigenpairs(multiply, size, rank, xp)
     values = root_squares(squares, size)
     if not of_rows:
-        vectors = matrix.multiply(vectors) / xp.asarray(np.where(values > 0, values, 1))
+        # From right singular vectors to left ones.
+        divisors = np.where(values > 0, values, 1)
+        vectors = matrix.multiply(vectors) / xp.asarray(divisors)
     return vectors, values
 
 
@@ -277,7 +279,8 @@ def find_leading_eigenpairs(
             projected = np.diag(values)
             count = 2 * width
         filled = basis[:, :count]
-        basis[:, count : count + width] = orthonormalize(image, filled, draw, (removed, gram))
+        next_block = orthonormalize(image, filled, draw, projection=(removed, gram))
+        basis[:, count : count + width] = next_block
     return values[:rank], multiply_block(filled, coefficients[:, :rank])
 
 

@@ -305,7 +305,8 @@ def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:
 def _transpose_if_few(columns: Columns, counts: list[int], scale: float) -> AnyLayout | None:
     """Build the transposed matrix if it has few rows, and fewer than the unfolding uses."""
     num_columns = sum(counts)
-    num_used_rows = columns.num_rows - columns.layout.find_empty_rows(columns.mode).size
+    empty_rows = columns.layout.find_empty_rows(columns.mode)
+    num_used_rows = columns.num_rows - empty_rows.size
     if 0 < num_columns <= MAX_GRAM_SIZE and num_columns < num_used_rows:
         return columns.transpose(counts, scale)
     return None
@@ -489,6 +490,7 @@ class FoldedGram(CoupledGram):
 
 
 def _add_diagonal(gram: Array, diagonal: Array) -> None:
+    """Add to the diagonal of a Gram matrix, in place."""
     places = array_module(gram).arange(diagonal.size)
     gram[places, places] += diagonal
 
@@ -498,7 +500,9 @@ def _add_gram(gram: Array, devices: Devices, group: _Group) -> None:
     places = group.places
     if places.size == 0:
         return
-    (part,) = devices.collect([devices.run(group.home, SharedColumns.form_gram, group.shared)])
+    on_device = devices.run(group.home, SharedColumns.form_gram, group.shared)
+    (part,) = devices.collect([on_device])
+    del on_device  # which is as large as the part
     for start in range(0, part.shape[0], _ROWS_AT_ONCE):
         block = slice(start, start + _ROWS_AT_ONCE)
         row_places = places[block, None]
@@ -515,4 +519,5 @@ def _bring_rows(devices: Devices, group: _Group, block: Array) -> Array:
 
 
 def _sum_squares(engine: Engine, entries: Entries, num_rows: int, scale: float) -> Array:
+    """Sum the squares of the values alone in their columns, by sign and row."""
     return engine.sum_single_squares(entries, num_rows, scale)
