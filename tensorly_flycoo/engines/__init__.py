@@ -89,7 +89,8 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
 
     Notes
     -----
-    The choice applies to all threads, even inside a ``with`` block.
+    The choice applies to all threads, even inside a ``with`` block. "auto" looks for a GPU once in
+    a process.
 
     Examples
     --------

@@ -33,6 +33,7 @@ class HostGrams:
 
     def find_gram(self, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
         """Return ``a @ b`` if `a` is the transpose of a factor `b`, else None."""
+        # The transpose of all of a factor is a view of the same array, with reversed strides.
         factor = _find_whole(b)
         is_transposed = a.shape == b.shape[::-1] and a.strides == b.strides[::-1]
         if factor is None or a.base is not factor or not is_transposed:
