@@ -6,16 +6,17 @@ What else a dtype needs is work, not a fact. These assume values of 4 or 8 bytes
   have to be measured; `engines/cuda/tall.py`: cuBLAS has a function for each dtype;
 - `engines/cuda/kernels/`: `operands.cuh` asserts it; `nonzeros.cuh` counts words of 4
   bytes; `mttkrp.cuh` and `ratios.cuh` overload arithmetic; `products.cu` has the rounding unit of
-  each, and `update_rows.cu` copies 4 or 8 bytes;
+  each, and `update_rows.cu` copies 4 or 8 bytes, and refines where they are 8;
 - `engines/cuda/gpus.py` (`_suits_kernel`: words of 4 bytes) and `loop/gram_products.py`
   (`suits_tensor_cores` of `RowShards`: float32);
+- `models/batch.py` refines float64 only, and `loop/scaling.py` limits coefficients in float32;
 - `engines/cpu/`: numba compiles each kernel for the dtype, and has no float16 on a CPU; BLAS and
   LAPACK (`engines/tall.py`) have none either.
 
 An MTTKRP adds in the dtype of the values, so a narrow one loses digits: most rounding errors are
 bounded by its `numpy.finfo`, but constants that were measured are not. Of the tests,
 `scale_laws.LARGEST`, `rounding.py`, `determinism.py` and `unit/engines/cuda/test_kernels.py` list
-the dtypes, and refusals of float16 are in `conformance/test_bad_input.py`. Docstrings name them
+the dtypes, as do many parametrised tests (search for "float32"), and refusals of float16 are in `conformance/test_bad_input.py`. Docstrings name them
 where users pass ``dtype=``.
 """
 

@@ -3,7 +3,8 @@
 `fit.py` refuses those that do not go together (`_check_options`), and acts on those of the whole
 command, such as ``--loss`` and ``--output``. Those of the tensor act in `reading.py`, those of the
 runs in `fitting.py` (`decompose` passes on what a decomposition takes), and ``--top`` and
-``--lines`` in `writing.py`. An option that is not here is for Python alone, as ``smoothness=`` is.
+``--lines`` in `writing.py`. Options that few need, or whose values are no single word or number,
+such as the strengths of ``smoothness=`` by mode, are for Python alone.
 """
 
 import argparse

@@ -6,6 +6,9 @@ the model their difference times :math:`\sqrt s`: a factor A gets the rows :math
 Other modes see the longer factor's Gram matrix :math:`A^T K A`, where :math:`K = I + s D^T D` is
 tridiagonal. The factor itself solves :math:`K A \Gamma = M`: as usual, but with the smoothed MTTKRP
 :math:`K^{-1} M`. With several smooth modes differences of differences are penalised too.
+
+The option `smoothness=` is read by `read_smoothness`, and acts in `OwnSolver` (`least_squares.py`),
+`hals.py` and `decomposition/parafac2.py`. That of `constrained_parafac` is TensorLy's own penalty.
 """
 
 import math

@@ -3,7 +3,9 @@
 To add a GPU, measure with `examples/benchmark_gpu` and add rows. The cut fixes the order of
 additions: another cut changes the last bits of results. `launch.py` makes grids of these sizes. The
 CPU's sizes are in `engines/cpu/engine.py` (tiles, buckets) and `engines/cpu/threads.py` (parts of a
-loop), or at the head of the file of the loop that they cut.
+loop), or at the head of the file of the loop that they cut. So are sizes of a single kernel that
+were not tuned by GPU: see the heads of `carries.py`, `group_products.py`, `updates.py`, `engine.py`
+and `mersenne_twister.py`, and `NUM_WARPS` in `macros.py`.
 """
 
 import functools
