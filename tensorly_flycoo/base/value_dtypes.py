@@ -16,8 +16,8 @@ What else a dtype needs is work, not a fact. These assume values of 4 or 8 bytes
 An MTTKRP adds in the dtype of the values, so a narrow one loses digits: most rounding errors are
 bounded by its `numpy.finfo`, but constants that were measured are not. Of the tests,
 `scale_laws.LARGEST`, `rounding.py`, `determinism.py` and `unit/engines/cuda/test_kernels.py` list
-the dtypes, as do many parametrised tests (search for "float32"), and refusals of float16 are in `conformance/test_bad_input.py`. Docstrings name them
-where users pass ``dtype=``.
+the dtypes, as do many parametrised tests (search for "float32"); refusals of float16 are in
+`conformance/test_bad_input.py`. Docstrings name them where users pass ``dtype=``.
 """
 
 from typing import NamedTuple

@@ -17,7 +17,7 @@ _LOG_EVERY = 10
 #: error of all cells needs the smaller one: fits of very sparse data are small, and so is what they
 #: gain. The rules themselves are the decompositions' (`loop/stopping.py`). Where a decomposition
 #: has momentum, a run here has it on (`Method.prefer_momentum`), and so ends at another iteration
-#: than a plain call in Python. Several starts that run together end by `Stopping`, or are dropped, in
+#: than a plain call in Python. Starts that run together end by `Stopping`, or are dropped, in
 #: `models/many_starts.py`.
 _TOL = 1e-6
 _TOL_OF_ALL_CELLS = 1e-8
