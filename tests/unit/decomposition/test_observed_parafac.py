@@ -446,7 +446,14 @@ def test_labels_of_other_tensors_must_match():
     assert observed_parafac(x, 2, confidence=LabelledTensor(abs(X), x.labels)).names == (*x.labels,)
 
 
-@pytest.mark.parametrize("scale", [1e-15, 1e-8, 1e5, 1e7, 1e11, 1e15])
+@pytest.mark.parametrize(
+    "scale",
+    [
+        1e-15,
+        *(pytest.param(scale, marks=pytest.mark.slow) for scale in (1e-8, 1e5, 1e7, 1e11)),
+        1e15,
+    ],
+)
 def test_gradients_in_float32_find_what_exact_rows_find_at_any_scale(scale):
     random = np.random.RandomState(0)
     coords = [random.randint(0, n, 6000) for n in (200, 60, 30, 12)]
@@ -491,8 +498,8 @@ def ratings():
     ("options", "dtype", "most"),
     [
         ({}, "float64", 0.6),
-        ({"cg_steps": 3}, "float32", 0.6),
-        ({"biases": True}, "float64", 0.54),
+        pytest.param({"cg_steps": 3}, "float32", 0.6, marks=pytest.mark.slow),
+        pytest.param({"biases": True}, "float64", 0.54, marks=pytest.mark.slow),
         ({"biases": True, "cg_steps": 3}, "float32", 0.54),
         ({"non_negative": True}, "float32", 0.7),
     ],
