@@ -126,9 +126,10 @@ def bring_near_one(function: str, options: dict[str, Any], first: str) -> Scalin
     if function not in _RULES or not isinstance(x, FlycooTensor | RaggedTensor):
         return None
     find_scaling, interval = _RULES[function]
-    tensor = x
     if isinstance(x, RaggedTensor):
         tensor = x.matrix  # the slices, one below the other
+    else:
+        tensor = x
     layout = tensor._layout
     dtype = layout.record_format.dtype
     exponent = find_exponent(layout.norm, layout.nnz, dtype, x.ndim, interval)
