@@ -365,9 +365,9 @@ def read_rows(
     check_choice(missing, "missing", (*MISSING, "unknown"))
     coded = {name: number_entries(columns[name], name) for name in modes}
     for name, given_labels in labels.items():
-        own_codes, own_labels = coded[name]
-        codes, entries = place_entries(name, own_codes, own_labels.entries, given_labels)
-        new_labels = ColumnLabels(entries, own_labels.zone)
+        column = coded[name]
+        codes, entries = place_entries(name, column.codes, column.labels.entries, given_labels)
+        new_labels = ColumnLabels(entries, column.labels.zone)
         coded[name] = CodedColumn(codes, new_labels)
     numbers = None
     if values is not None:

@@ -46,8 +46,10 @@ class Scaling(NamedTuple):
         core_or_weights = model[0]
         factors_and_shares = zip(model[1], self.shares, strict=True)
         factors = [_shift(factor, share, sign) for factor, share in factors_and_shares]
-        has_weights = core_or_weights is not None and has_true(core_or_weights != 1)
-        if self.has_core or has_weights:
+        takes_rest = self.has_core
+        if not self.has_core and core_or_weights is not None:
+            takes_rest = has_true(core_or_weights != 1)
+        if takes_rest:
             core_or_weights = _shift(core_or_weights, self.rest, sign)
         else:
             factors[self.carrier] = _shift(factors[self.carrier], self.rest, sign)

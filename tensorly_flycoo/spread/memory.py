@@ -173,6 +173,8 @@ def estimate_memory(
     if slabs is not None:
         slabs = check_count(slabs, "slabs")
     engine = select_engine(device)
+
+    # How the tensor is divided: into slabs, and its modes into groups.
     is_spread = engine.spreads(nnz)
     is_streamed = keep == "host" and engine.make_stager is not None
     num_devices = 1
@@ -181,7 +183,9 @@ def estimate_memory(
     num_slabs = slabs or choose_num_slabs(nnz, num_devices)
     division, num_numbered = find_groups(groups, shape, nnz, num_slabs)
     tensor = TensorSizes(nnz, shape, dtype, division)
-    numbered = tensor  # the same with its first modes as a group of numbered prefixes, if any
+
+    # The same with its first modes as a group of numbered prefixes, if any.
+    numbered = tensor
     num_prefixes = 0
     if num_numbered and nnz:
         num_combinations = math.prod(shape[:num_numbered])
@@ -195,7 +199,8 @@ def estimate_memory(
     if not is_in_slabs:
         nbytes, peak_nbytes = estimate_layout(engine, name, numbered, 1, num_prefixes)
         return MemoryEstimate(nbytes, peak_nbytes)
-    # Each slab numbers its own prefixes, which are not counted.
+
+    # In slabs. Each numbers its own prefixes, which are not counted.
     host_nbytes = 0
     if is_streamed:
         num_slabs, num_resident = plan_streaming(engine, name, tensor, slabs)
@@ -252,8 +257,8 @@ def estimate_piece(
 
     # Building it: first records are brought into canonical order, then they are arranged.
     ordering = count_canonical_nbytes(nnz, record_format, primitives)
-    temporary = layout_class.count_build_nbytes(nnz, cut.merged, primitives)
-    arranging = copies_and_ids + most_tilings + temporary
+    buffers = layout_class.count_build_nbytes(nnz, cut.merged, primitives)
+    arranging = copies_and_ids + most_tilings + buffers
     building = max(ordering, arranging)
 
     # Before that, coords and values are packed.
@@ -291,8 +296,10 @@ def _count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) 
         least_empty_rows += (num_rows - most_used) * itemsize
         most_empty_rows += (num_rows - least_used) * itemsize
     edge_nbytes = record_format.record_nbytes + 5 * 8
-    temporary = num_tiles * edge_nbytes
-    return carry_rows + least_empty_rows, carry_rows + most_empty_rows + temporary
+    buffers = num_tiles * edge_nbytes
+    least = carry_rows + least_empty_rows
+    most = carry_rows + most_empty_rows + buffers
+    return least, most
 
 
 def _estimate_prefixes(record_format: RecordFormat, primitives: Primitives) -> Estimate:
@@ -332,15 +339,9 @@ def _estimate_slabs(
         share = slabs_of_device / num_built
     device_nnz = math.ceil(share * nnz)
 
-    # First all records of a device are distributed to its slabs.
-    def count_distributing(nnz_at_once: int) -> int:
-        """Bound the counts of rows, a block in two orders, its buckets and their order."""
-        counts_nbytes = 48 * longest
-        block_nnz = min(nnz_at_once, BLOCK_NNZ)
-        block_nbytes = block_nnz * (2 * record_nbytes + 48)
-        return counts_nbytes + block_nbytes
-
-    # Then slabs are built one by one: sorted, then arranged beside those that are ready.
+    # First all records of a device are distributed to its slabs, then these are built one by one:
+    # each is sorted, then arranged beside those that are ready.
+    distributing = _count_distributing_nbytes(device_nnz, record_format)
     slab_records = slab_nnz * record_nbytes
     sorting = slab_records + count_canonical_nbytes(slab_nnz, record_format, engine)
     # `kept` assumes the shortest lists of empty rows; add what they may take beyond that.
@@ -353,16 +354,27 @@ def _estimate_slabs(
     arranging = kept_by_device + slab_peak + numbering
     building = max(sorting, arranging)
 
-    # All the time, the records of a device are there, unless they must wait on the host.
+    # The records of a device are there all the time, unless they must wait on the host.
     device_records = device_nnz * record_nbytes
-    peak = device_records + max(count_distributing(device_nnz), building)
+    peak = device_records + max(distributing, building)
     if is_on_device:
         given_nbytes = nnz * _count_nonzero_nbytes(record_format)
         return Estimate(kept, given_nbytes + peak), False
     free_nbytes = engine.count_free_nbytes()
     if free_nbytes is None or peak <= free_nbytes:
         return Estimate(kept, peak), False
-    return Estimate(kept, max(count_distributing(slab_nnz), building)), True
+    # Else a device has a slab's share of the records at a time.
+    distributing_share = _count_distributing_nbytes(slab_nnz, record_format)
+    return Estimate(kept, max(distributing_share, building)), True
+
+
+def _count_distributing_nbytes(nnz: int, record_format: RecordFormat) -> int:
+    """Bound the counts of rows, a block in two orders, its buckets and their order."""
+    longest = max(record_format.shape)
+    counts_nbytes = 48 * longest
+    block_nnz = min(nnz, BLOCK_NNZ)
+    block_nbytes = block_nnz * (2 * record_format.record_nbytes + 48)
+    return counts_nbytes + block_nbytes
 
 
 def _add_slabs(
@@ -462,12 +474,12 @@ def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None
     If records of `streamed_nbytes` are streamed, a slab has at most `STREAMED_NBYTES` of them, and
     there are at least two, so that one is copied while the other is computed.
     """
-    num_needed = -(-nnz // MAX_SLAB_NNZ)
-    num_slabs = max(num_devices, num_needed)
+    least_by_nnz = -(-nnz // MAX_SLAB_NNZ)
+    num_slabs = max(num_devices, least_by_nnz)
     if streamed_nbytes is None:
         return num_slabs
-    num_streamed = -(-nnz * streamed_nbytes // STREAMED_NBYTES)
-    return max(2, num_slabs, num_streamed)
+    least_by_nbytes = -(-nnz * streamed_nbytes // STREAMED_NBYTES)
+    return max(2, num_slabs, least_by_nbytes)
 
 
 def plan_streaming(
