@@ -37,8 +37,9 @@ def make_canonical_records(
 def sort_records(records: Array, record_format: RecordFormat, primitives: Primitives) -> Array:
     """Copy records in the order of their coordinates, duplicates in the given sequence."""
     merged = record_format.merged  # has fewer modes, and the same order
-    modes = reversed(range(merged.ndim))
-    return primitives.gather(records, primitives.sort_places(records, merged, modes))
+    modes = reversed(range(merged.ndim))  # stable sorts: that by mode 0 comes last and decides
+    places = primitives.sort_places(records, merged, modes)
+    return primitives.gather(records, places)
 
 
 def merge_duplicates(records: Array, record_format: RecordFormat, primitives: Primitives) -> Array:
@@ -60,13 +61,15 @@ def order_records(
     record_format = cut.record_format
     num_numbered = cut.num_numbered
     records = make_canonical_records(coords, values, record_format, primitives)
-    has_shrunk = records.shape[0] < values.shape[0]
+    nnz = records.shape[0]
+    has_shrunk = nnz < values.shape[0]
     if num_numbered is None and has_shrunk:
-        groups, num_numbered = find_groups("auto", record_format.shape, records.shape[0])
+        groups, num_numbered = find_groups("auto", record_format.shape, nnz)
         if groups != record_format.groups:
             cut = primitives.choose_cut(record_format.shape, record_format.dtype, groups)
             records = pack_again(records, record_format, cut.record_format, primitives)
-    return number_records(records, cut._replace(num_numbered=num_numbered), primitives)
+    cut = cut._replace(num_numbered=num_numbered)
+    return number_records(records, cut, primitives)
 
 
 def number_records(records: Array, cut: Cut, primitives: Primitives) -> tuple[Array, Cut]:
@@ -82,9 +85,10 @@ def number_records(records: Array, cut: Cut, primitives: Primitives) -> tuple[Ar
         prefixes = _number_prefixes(records, record_format, num_numbered, primitives)
     if prefixes is None:
         return records, plain_cut
-    numbers, cut = prefixes
-    flat = cut.record_format.flat
-    return pack_again(records, record_format, flat, primitives, numbers=numbers), cut
+    numbers, numbered_cut = prefixes
+    numbered_format = numbered_cut.record_format.flat  # with the numbers as one more mode
+    numbered = pack_again(records, record_format, numbered_format, primitives, numbers=numbers)
+    return numbered, numbered_cut
 
 
 def pack_again(
@@ -104,15 +108,17 @@ def pack_again(
     xp = primitives.xp
     nnz = records.shape[0]
     packed = xp.empty((nnz, new.num_words), new.word_dtype)
-    size = max(1, -(-nnz // 8))  # of a block: its coordinates take little beside the records
+    # In eight blocks, so that the unpacked coordinates take little beside the records.
+    block_size = max(1, -(-nnz // 8))
     shifted_mode, offset = shift
-    for start in range(0, nnz, size):
-        block = slice(start, start + size)
-        coords = old.coords(records[block], xp)
+    for start in range(0, nnz, block_size):
+        block = slice(start, start + block_size)
+        old_records = records[block]
+        coords = old.coords(old_records, xp)
         if numbers is not None:
             coords = xp.concatenate([coords, numbers[None, block]])
         coords[shifted_mode] += offset
-        packed[block], *_ = primitives.pack(coords, old.values(records[block]), new)
+        packed[block], *_ = primitives.pack(coords, old.values(old_records), new)
     return packed
 
 
@@ -124,7 +130,8 @@ def _number_prefixes(
     for mode in range(num_modes):
         _mark_changes(is_new, records, record_format, mode, primitives)
     numbers = _number_marks(is_new, primitives)
-    return numbers, _cut_with_prefixes(record_format, num_modes, numbers, primitives)
+    cut = _cut_with_prefixes(record_format, num_modes, numbers, primitives)
+    return numbers, cut
 
 
 def _choose_prefixes(
@@ -140,11 +147,15 @@ def _choose_prefixes(
     for mode in range(record_format.ndim - 1):
         _mark_changes(is_new, records, record_format, mode, primitives)
         numbers = _number_marks(is_new, primitives)
-        if int(numbers[-1]) * primitives.least_repeats >= nnz:
+        largest_number = int(numbers[-1])
+        if largest_number * primitives.least_repeats >= nnz:
             break  # longer prefixes have more combinations still
-        cut = _cut_with_prefixes(record_format, mode + 1, numbers, primitives)
-        has_fewer_groups = len(cut.record_format.groups) < len(record_format.groups)
-        if has_fewer_groups and cut.record_format.num_words <= record_format.num_words:
+        num_modes = mode + 1
+        cut = _cut_with_prefixes(record_format, num_modes, numbers, primitives)
+        numbered_format = cut.record_format
+        has_fewer_groups = len(numbered_format.groups) < len(record_format.groups)
+        has_longer_records = numbered_format.num_words > record_format.num_words
+        if has_fewer_groups and not has_longer_records:
             best = (numbers, cut)
     return best
 
@@ -162,14 +173,18 @@ def _number_marks(is_new: Array, primitives: Primitives) -> Array:
 
     Records are sorted, so each run is a combination of indices.
     """
-    return primitives.xp.cumsum(is_new, dtype=index_dtype(is_new.shape[0]))
+    nnz = is_new.shape[0]
+    # The first record is not marked, so the number of marks so far is the number of its run.
+    return primitives.xp.cumsum(is_new, dtype=index_dtype(nnz))
 
 
 def _cut_with_prefixes(
     record_format: RecordFormat, num_modes: int, numbers: Array, primitives: Primitives
 ) -> Cut:
     """Choose the cut with the first `num_modes` modes as a group of numbered combinations."""
-    groups = (tuple(range(num_modes)), *list_rest(record_format.groups, num_modes))
+    numbered_modes = tuple(range(num_modes))
+    other_groups = list_rest(record_format.groups, num_modes)
+    groups = (numbered_modes, *other_groups)
     num_prefixes = int(numbers[-1]) + 1
     return primitives.choose_cut(record_format.shape, record_format.dtype, groups, num_prefixes)
 
@@ -188,7 +203,8 @@ def take_marked(records: Array, is_marked: Array) -> Array:
     taken = []
     for start in range(0, records.shape[0], _MASK_BLOCK):
         block = slice(start, start + _MASK_BLOCK)
-        taken.append(records[block][is_marked[block]])
+        block_records = records[block]
+        taken.append(block_records[is_marked[block]])
     if not taken:
         return records
     if len(taken) == 1:
@@ -203,11 +219,14 @@ def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Pr
     """
     records = nnz * record_format.record_nbytes
     flags = 3 * nnz
-    places = 3 * nnz * index_dtype(nnz).itemsize  # two orders, and the positions
     # First the places are sorted, then the records are copied in their order.
-    sorting = places + max(primitives.sort_places_nbytes(nnz, record_format.merged), records)
+    places = 3 * nnz * index_dtype(nnz).itemsize  # two orders, and the positions
+    sorting_places = primitives.sort_places_nbytes(nnz, record_format.merged)
+    sorting = places + max(sorting_places, records)
+    # Then neighbours are compared, word by word, and duplicates summed.
+    words_and_flags = 2 * record_format.word_dtype.itemsize + 2
+    comparing = nnz * words_and_flags
     summing = records + primitives.sum_nbytes(nnz, record_format.dtype.itemsize)
-    comparing = nnz * (2 * record_format.word_dtype.itemsize + 2)  # neighbours, word by word
     return flags + records + max(sorting, summing, comparing)
 
 
@@ -217,14 +236,19 @@ def compute_norm(values: Array, primitives: Primitives) -> float:
     Where squares could over- or underflow, all are scaled by a power of two. Beyond float64 it is
     inf.
     """
-    starts = range(0, values.shape[0], primitives.block_size)
-    blocks = [values[start : start + primitives.block_size] for start in starts]
+    block_size = primitives.block_size
+    starts = range(0, values.shape[0], block_size)
+    blocks = [values[start : start + block_size] for start in starts]
     with np.errstate(over="ignore"):
         squares = [primitives.sum_squares(block) for block in blocks]
     least, most = _SAFE_SQUARES
     if all(least < square < most for square in squares):
         return math.sqrt(math.fsum(squares))
-    largest = max(max(float(block.max()), -float(block.min())) for block in blocks)
+
+    # The largest absolute value, without an array of them.
+    most_positive = max(float(block.max()) for block in blocks)
+    most_negative = min(float(block.min()) for block in blocks)
+    largest = max(most_positive, -most_negative)
     if not math.isfinite(largest):
         return largest
     _, exponent = math.frexp(largest)
@@ -232,9 +256,10 @@ def compute_norm(values: Array, primitives: Primitives) -> float:
     first_scale = math.ldexp(1.0, -half)
     second_scale = math.ldexp(1.0, half - exponent)
     scaled = (block.astype(np.float64) * first_scale * second_scale for block in blocks)
-    squares = [primitives.sum_squares(block) for block in scaled]
+    scaled_squares = [primitives.sum_squares(block) for block in scaled]
+    scaled_norm = math.sqrt(math.fsum(scaled_squares))
     try:
-        return math.ldexp(math.sqrt(math.fsum(squares)), exponent)
+        return math.ldexp(scaled_norm, exponent)
     except OverflowError:
         return math.inf
 
@@ -244,7 +269,10 @@ def sum_duplicates(
 ) -> Array:
     """Merge sorted records; `is_equal` marks those with the previous one's coordinates."""
     xp = primitives.xp
-    starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ~is_equal]))
+    # `is_equal` is shorter by one: nothing comes before the first record, which is always kept.
+    is_first = xp.concatenate([xp.ones(1, bool), ~is_equal])
+    starts = xp.flatnonzero(is_first)
+    sums = primitives.sum_groups(record_format.values(records), starts)
     merged = records[starts]
-    record_format.values(merged)[...] = primitives.sum_groups(record_format.values(records), starts)
+    record_format.values(merged)[...] = sums
     return merged

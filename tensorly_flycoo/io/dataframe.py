@@ -151,7 +151,9 @@ def from_dataframe(
     check_choice(aggregate or "sum", "aggregate", AGGREGATES)
     row_rule, blocks = _check_missing(missing, modes)
     if not zeros:
-        zeros = "keep" if row_rule == "unknown" else "raise"
+        zeros = "raise"
+        if row_rule == "unknown":
+            zeros = "keep"
     check_choice(zeros, "zeros", ZEROS)
     given_labels = _check_labels(labels, modes)
 
@@ -161,8 +163,9 @@ def from_dataframe(
     mode_labels = {name: column.labels.entries for name, column in coded.items()}
     shape = [entries.size for entries in mode_labels.values()]
     has_values = numbers is not None and aggregate != "count"
+    num_rows = coords.shape[1]
     if not given_labels:
-        _warn_of_many_labels(mode_labels, coords.shape[1])
+        _warn_of_many_labels(mode_labels, num_rows)
 
     # Which cells without a row are unknown?
     if has_values and missing in (None, "drop"):
@@ -194,8 +197,9 @@ def from_dataframe(
         _warn_of_added_values(num_repeated, coords.shape[1])
 
     ordered = [*list_ordered(coded), *getattr(labels, "ordered", ())]
+    labels_of_modes = Labels(mode_labels, ordered=ordered)
     value_column = values if has_values else None
-    return LabelledTensor(tensor, Labels(mode_labels, ordered=ordered), unknown, value_column)
+    return LabelledTensor(tensor, labels_of_modes, unknown, value_column)
 
 
 def _check_labels(labels: Any, modes: Sequence[str]) -> Mapping[str, Any]:
@@ -222,7 +226,7 @@ def _read_tables(
 ) -> tuple[dict[str, CodedColumn], np.ndarray | None]:
     """Do as `read_rows` with a table, or with all parts of one, read one after the other."""
     hint = ', or missing="unknown" if cells without a row are'
-    num_rows = 0
+    num_rows = 0  # of the table: incomplete rows are left out of the parts
     parts: list[dict[str, CodedColumn]] = []
     part_values: list[np.ndarray] = []
     are_parts, tables = _list_tables(df, list_columns(modes, values))
@@ -237,7 +241,8 @@ def _read_tables(
         parts.append(coded)
         if numbers is not None:
             part_values.append(numbers)
-    if not any(part[modes[0]].codes.size for part in parts):
+    num_complete = sum(part[modes[0]].codes.size for part in parts)
+    if num_complete == 0:
         reason = "no rows"
         if num_rows:
             reason = "no row without a missing entry"
@@ -276,8 +281,9 @@ def _list_tables(df: Any, columns: Sequence[str]) -> tuple[bool, Iterable[Any]]:
         schema = pa.schema([df.schema.field(name) for name in columns])
         batches = df.to_batches(columns=list(columns))
         parts = (pa.Table.from_batches([batch], schema) for batch in batches)
-        # With a part in front that has the types of the columns, also if there are no batches.
-        return True, itertools.chain([schema.empty_table()], parts)
+        # A first part without rows has the types of the columns, also if there are no batches.
+        empty_part = schema.empty_table()
+        return True, itertools.chain([empty_part], parts)
     return False, [df]
 
 
@@ -294,7 +300,9 @@ def _check_missing(
             raise ValueError(f"missing is {missing!r}, expected {expected}")
         return missing or "raise", []
     blocks = [*missing]
-    if not blocks or len({*blocks}) < len(blocks) or not {*blocks} <= {*modes}:
+    distinct = {*blocks}
+    has_repeated = len(distinct) < len(blocks)
+    if not blocks or has_repeated or not distinct <= {*modes}:
         raise ValueError(f"missing is {blocks}, expected distinct ones of the modes {[*modes]}")
     if len(blocks) == len(modes):
         return "unknown", []
@@ -323,16 +331,21 @@ def _mask_blocks(
 ) -> Unknown:
     """Return the mask of the combinations of labels in the modes `blocks` that no row has."""
     block_modes = sorted(modes.index(name) for name in blocks)
-    absent = find_absent(coords[block_modes], [shape[n] for n in block_modes], blocks)
-    if not absent.size and len(blocks) == 1 and blocks[0] not in labels:
+    block_shape = [shape[mode] for mode in block_modes]
+    absent = find_absent(coords[block_modes], block_shape, blocks)
+    is_one_mode = len(blocks) == 1
+    if not absent.size and is_one_mode and blocks[0] not in labels:
         raise ValueError(
             f"missing is {[*blocks]}, but each label of one mode has rows: name several modes, "
             f"such as {[*modes][:2]}, or give labels={{{blocks[0]!r}: ...}} with those without rows"
         )
     # The mask has size 1 in the other modes: it holds for all of their indices.
-    cells = np.zeros((len(shape), absent.shape[1]), np.int64)
+    num_absent = absent.shape[1]
+    cells = np.zeros((len(shape), num_absent), np.int64)
     cells[block_modes] = absent
-    mask_shape = [size if mode in block_modes else 1 for mode, size in enumerate(shape)]
+    mask_shape = [1] * len(shape)
+    for mode in block_modes:
+        mask_shape[mode] = shape[mode]
     return make_mask(cells, mask_shape)
 
 
@@ -352,22 +365,25 @@ def read_rows(
     check_choice(missing, "missing", (*MISSING, "unknown"))
     coded = {name: number_entries(columns[name], name) for name in modes}
     for name, given_labels in labels.items():
-        own_codes, own_labels = coded[name]
-        codes, entries = place_entries(name, own_codes, own_labels.entries, given_labels)
-        coded[name] = CodedColumn(codes, ColumnLabels(entries, own_labels.zone))
+        column = coded[name]
+        codes, entries = place_entries(name, column.codes, column.labels.entries, given_labels)
+        new_labels = ColumnLabels(entries, column.labels.zone)
+        coded[name] = CodedColumn(codes, new_labels)
     numbers = None
     if values is not None:
         numbers = read_values(columns[values], values)
 
     is_missing = {name: column.codes < 0 for name, column in coded.items()}
-    if numbers is not None and values is not None:  # a column may be both a mode and the values
-        is_missing[values] = np.isnan(numbers) | is_missing.get(values, False)
+    if numbers is not None and values is not None:
+        has_no_entry = is_missing.get(values, False)  # a column may be both a mode and the values
+        is_missing[values] = np.isnan(numbers) | has_no_entry
     gaps = {name: rows for name, rows in is_missing.items() if rows.any()}
     _refuse_gaps(gaps, values, missing, hint)
     if not gaps:
         return coded, numbers
 
-    is_kept = ~np.logical_or.reduce(list(gaps.values()))
+    is_incomplete = np.logical_or.reduce(list(gaps.values()))
+    is_kept = ~is_incomplete
     for name, column in coded.items():
         codes = column.codes[is_kept]
         if name in labels:  # all labels of the caller are kept
@@ -376,9 +392,9 @@ def read_rows(
             coded[name] = drop_unused(codes, column.labels)
     if numbers is not None:
         numbers = numbers[is_kept]
-    num_dropped = is_kept.size - int(is_kept.sum())
+    num_dropped = int(is_incomplete.sum())
     text = "left out %d of %d rows: an entry or value is missing"
-    _logger.warning(text, num_dropped, is_kept.size)
+    _logger.warning(text, num_dropped, is_incomplete.size)
     return coded, numbers
 
 
@@ -396,9 +412,9 @@ def _refuse_gaps(
                 continue
             kind = "value"
             advice += hint
+        first_row = int(np.argmax(rows))
         raise ValueError(
-            f"column {name!r} has no {kind} in row {int(np.argmax(rows))}, expected one in "
-            f"every row; {advice}"
+            f"column {name!r} has no {kind} in row {first_row}, expected one in every row; {advice}"
         )
 
 
@@ -421,7 +437,8 @@ def keep_zeros(numbers: np.ndarray) -> np.ndarray:
     array([ True,  True])
     """
     largest = abs(numbers).max(initial=0) or 1.0
-    return np.where(numbers == 0, _KEPT_ZERO * largest, numbers)
+    kept_zero = _KEPT_ZERO * largest
+    return np.where(numbers == 0, kept_zero, numbers)
 
 
 def check_modes(modes: Iterable[str]) -> list[str]:
@@ -444,14 +461,15 @@ def list_columns(modes: Iterable[str], values: str | None) -> list[str]:
 
 def check_columns(columns: Iterable[str], names: Sequence[str], table: Any, hint: str = "") -> None:
     """Refuse columns that are not exactly once among the `names` of a table."""
+    all_names = list(names)
     for name in columns:
-        count = list(names).count(name)
+        count = all_names.count(name)
         if count != 1:
             count_text = "no column"
             if count:
                 count_text = f"{count} columns"
             raise ValueError(
-                f"{table} has {count_text} {name!r}, expected one of {list(names)}{hint}"
+                f"{table} has {count_text} {name!r}, expected one of {all_names}{hint}"
             )
 
 
@@ -465,7 +483,8 @@ def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict
     is_pandas = hasattr(df, "iloc")  # also a series, which is no table
     if is_pandas and hasattr(df, "columns"):
         names = list(df.columns)
-        check_columns(columns, names, "df", _advise(df, modes, values, names))
+        advice = _advise(df, modes, values, names)
+        check_columns(columns, names, "df", advice)
         return {name: convert_column(df[name], name) for name in columns}
     if hasattr(df, "__arrow_c_stream__") and not is_pandas:
         return _read_stream(df, columns)
@@ -481,7 +500,8 @@ def _read_stream(df: Any, columns: Sequence[str]) -> dict[str, Any]:
     reader = pa.RecordBatchReader.from_stream(df)
     check_columns(columns, reader.schema.names, "df")
     schema = pa.schema([reader.schema.field(name) for name in columns])
-    table = pa.Table.from_batches((batch.select(columns) for batch in reader), schema)
+    batches = (batch.select(columns) for batch in reader)  # the rest of a batch is freed
+    table = pa.Table.from_batches(batches, schema)
     return {name: table[name] for name in columns}
 
 
@@ -498,7 +518,8 @@ def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[s
         frame = "df"
         if not {*id_columns}.isdisjoint(index_names):
             frame = "df.reset_index()"
-        call = f"melt({id_columns}, var_name={pivoted[0]!r}, value_name={values or 'value'!r})"
+        value_name = values or "value"
+        call = f"melt({id_columns}, var_name={pivoted[0]!r}, value_name={value_name!r})"
         return f"; if the columns are labels of {pivoted[0]!r}, pass {frame}.{call}.dropna()"
     if not {*absent}.isdisjoint(index_names):
         return "; pass df.reset_index()"
@@ -511,8 +532,11 @@ def _must_merge(numbers: np.ndarray, aggregate: str | None, zeros: str) -> bool:
         return False
     if aggregate in ("mean", "last", "max"):
         return True
+    if zeros == "drop":
+        return False
     # A tensor drops a sum of 0 without a word, which only values of both signs can have.
-    return zeros != "drop" and bool(numbers.min() < 0 < numbers.max())
+    has_both_signs = numbers.min() < 0 < numbers.max()
+    return bool(has_both_signs)
 
 
 def _warn_of_added_values(num_repeated: int, num_cells: int) -> None:
@@ -531,12 +555,14 @@ def _merge(
     """Merge the values of each cell; return also how many cells have several."""
     cells, grouped, starts = group_cells(coords, numbers, shape, select_engine("cpu"))
     ends = np.append(starts[1:], grouped.size)
-    counts = ends - starts
+    counts = ends - starts  # of the rows of each cell
     num_repeated = int(np.count_nonzero(counts > 1))
     if aggregate == "last":
-        return cells, grouped[ends - 1], num_repeated
+        last_values = grouped[ends - 1]
+        return cells, last_values, num_repeated
     if aggregate == "max":
-        return cells, np.maximum.reduceat(grouped, starts), num_repeated
+        maxima = np.maximum.reduceat(grouped, starts)
+        return cells, maxima, num_repeated
     sums = np.add.reduceat(grouped, starts, dtype=np.float64)  # also of float32: fewer roundings
     if aggregate == "mean":
         sums /= counts
@@ -564,8 +590,14 @@ def read_values(column: Any, name: str) -> np.ndarray:
     """Return the numbers of a column of Arrow, nan if missing; refuse others, and infinite ones."""
     types = require_pyarrow().types
     column = _decode(column)
-    kinds = ("floating", "integer", "boolean", "decimal", "null")
-    if not any(getattr(types, f"is_{kind}")(column.type) for kind in kinds):
+    is_number = (
+        types.is_floating(column.type)
+        or types.is_integer(column.type)
+        or types.is_boolean(column.type)
+        or types.is_decimal(column.type)
+        or types.is_null(column.type)  # all are missing
+    )
+    if not is_number:
         contents = f"entries of type {column.type}"
         if "string" in str(column.type):
             contents = "text"
@@ -590,9 +622,12 @@ def _refuse_rounding(column: Any, name: str) -> None:
     if max(largest, -least) <= 2**53:
         return
     floats = integers.astype(np.float64)
-    is_outside = floats >= float(np.iinfo(integers.dtype).max)  # which casting back cannot tell
+    # Floats beyond the integers' type cast back to anything, perhaps even to the integer.
+    limit = float(np.iinfo(integers.dtype).max)
+    is_outside = floats >= limit
     with np.errstate(invalid="ignore"):
-        is_rounded = is_outside | (floats.astype(integers.dtype) != integers)
+        cast_back = floats.astype(integers.dtype)
+    is_rounded = is_outside | (cast_back != integers)
     if is_rounded.any():
         row = int(np.argmax(is_rounded))
         raise ValueError(

@@ -105,13 +105,14 @@ def _convert_objects(column: Any) -> Any:
 
     kind = pandas.api.types.infer_dtype(column, skipna=True)
     if kind == "integer":
-        if column.dropna().max() >= 2**63:
+        largest = column.dropna().max()
+        if largest >= 2**63:
             return column.astype("UInt64")
         return column.astype("Int64")
     if kind in ("date", "mixed", "mixed-integer"):  # a date may be a time, too
-        types = sorted({type(entry).__name__ for entry in column.dropna()})
-        if len(types) > 1:
-            raise TypeError(f"it holds {' and '.join(types)}")
+        type_names = {type(entry).__name__ for entry in column.dropna()}
+        if len(type_names) > 1:
+            raise TypeError(f"it holds {' and '.join(sorted(type_names))}")
     elif kind in ("datetime", "period", "interval"):
         column = column.infer_objects()
         if column.dtype == object and column.notna().any():
@@ -140,10 +141,13 @@ def number_entries(column: Any, name: str) -> CodedColumn:
             order = pa.compute.sort_indices(distinct.dictionary).to_numpy()
         sorted_entries = distinct.dictionary.take(order)
         entries = coarsen(sorted_entries.to_numpy(zero_copy_only=False))
-        if entries.dtype == object and {*map(type, entries)} - {str}:
-            raise TypeError(f"it holds {type(entries[0]).__name__}")
+        if entries.dtype == object:
+            types = {type(entry) for entry in entries}
+            if types - {str}:
+                raise TypeError(f"it holds {type(entries[0]).__name__}")
     except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
         raise TypeError(f"column {name!r}: {error}, {_EXPECTED}") from None
+    # From each row's code to its distinct entry, and from that to its label, in sorted order.
     label_of_distinct = np.argsort(order)
     label_of_code = _look_up(label_of_distinct, distinct.indices)
     codes = _look_up(label_of_code, encoded.indices)
@@ -192,26 +196,33 @@ def _normalise(values: Any) -> Any:
 
 def _warn_of_merged_times(instants: Any, local: Any, name: str) -> None:
     """Warn if different times of a zone are one `local` time, as when the clock is set back."""
-    if not getattr(instants.type, "tz", None) or len(local.dictionary) == len(instants):
+    zone = getattr(instants.type, "tz", None)
+    if not zone or len(local.dictionary) == len(instants):
         return
+    # Sorted by local time, instants of one time are neighbours.
     codes = local.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
-    is_repeated = (ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)
+    is_equal_to_next = ordered[:-1] == ordered[1:]
+    is_present = ordered[:-1] >= 0
+    is_repeated = is_equal_to_next & is_present
     if not is_repeated.any():  # the dictionary has a missing time instead
         return
+    # Show the first pair, in UTC, which tells them apart.
     pa = require_pyarrow()
-    place = int(np.argmax(is_repeated))
     utc = pa.timestamp(instants.type.unit, "UTC")
-    pair = instants.take(order[place : place + 2]).cast("int64")
-    first, second = (str(pa.scalar(instant, utc)) for instant in sorted(pair.to_pylist()))
+    place = int(np.argmax(is_repeated))
     wall_time = local.dictionary[int(ordered[place])]
+    pair = instants.take(order[place : place + 2])
+    earlier, later = sorted(pair.cast("int64").to_pylist())
+    first = pa.scalar(earlier, utc)
+    second = pa.scalar(later, utc)
     num_repeated = int(is_repeated.sum())
     rest = ""
     if num_repeated > 1:
         rest = f" ({num_repeated - 1} more are)"
     warn(
-        f"column {name!r}: {wall_time} in {instants.type.tz} is one label of two times{rest}, "
+        f"column {name!r}: {wall_time} in {zone} is one label of two times{rest}, "
         f"{first} and {second}, as the clock was set back; to keep them apart, take UTC, as by "
         f"df[{name!r}].dt.tz_convert('UTC')"
     )
@@ -226,10 +237,13 @@ def take_wall_times(times: Any) -> Any:
     if not zone.startswith(("+", "-")):
         return pa.compute.local_timestamp(times)
     # An offset such as +0530, which older versions of Arrow do not know.
-    offset = datetime.timedelta(hours=int(zone[:3]), minutes=int(zone[0] + zone[3:]))
+    sign = zone[0]
+    hours = int(sign + zone[1:3])
+    minutes = int(sign + zone[3:])
     unit = times.type.unit
-    utc = times.cast(pa.timestamp(unit))
-    return pa.compute.add(utc, pa.scalar(offset, pa.duration(unit)))
+    utc = times.cast(pa.timestamp(unit))  # without a zone
+    offset = pa.scalar(datetime.timedelta(hours=hours, minutes=minutes), pa.duration(unit))
+    return pa.compute.add(utc, offset)
 
 
 def coarsen(dates: np.ndarray) -> np.ndarray:
@@ -258,10 +272,13 @@ def drop_unused(codes: np.ndarray, labels: ColumnLabels) -> CodedColumn:
     >>> codes, labels.entries
     (array([ 1, -1,  0]), array([5, 7]))
     """
-    is_used = np.bincount(codes + 1, minlength=labels.entries.size + 1)[1:] > 0
+    # Codes are counted from -1 on, of which the count is left out.
+    counts = np.bincount(codes + 1, minlength=labels.entries.size + 1)
+    is_used = counts[1:] > 0
     if is_used.all():
         return CodedColumn(codes, labels)
-    new_codes = np.append(np.cumsum(is_used) - 1, -1)  # the last is that of code -1
+    code_of_used = np.cumsum(is_used) - 1
+    new_codes = np.append(code_of_used, -1)  # the last is that of code -1
     used_labels = labels._replace(entries=labels.entries[is_used])
     return CodedColumn(new_codes[codes], used_labels)
 
@@ -278,8 +295,10 @@ def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
     same in all parts. A TypeError refuses parts of different kinds, such as text and numbers, or
     times of two zones, and numbers or dates that no type holds exactly.
     """
-    parts = list(parts)
-    parts = [part for part in parts if part.entries.size] or parts[:1]
+    all_parts = list(parts)
+    parts = [part for part in all_parts if part.entries.size]
+    if not parts:
+        parts = all_parts[:1]
     kinds = {_describe(part) for part in parts}
     if len(kinds) > 1:
         raise TypeError(
@@ -289,8 +308,9 @@ def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
     zone = parts[0].zone
     categories = _find_shared_categories(parts)
     if categories is not None:
+        places = find_places(np.concatenate(arrays), categories)
         is_used = np.zeros(categories.size, bool)
-        is_used[find_places(np.concatenate(arrays), categories)] = True
+        is_used[places] = True
         return ColumnLabels(categories[is_used], zone, categories)
     try:
         entries = _unite(arrays)
@@ -328,11 +348,15 @@ def _unite(arrays: Sequence[np.ndarray]) -> np.ndarray:
     if arrays[0].dtype.kind in "mM":
         arrays = _share_unit(arrays)
     is_text = arrays[0].dtype == object
-    if not is_text and len({array.dtype for array in arrays}) == 1:
+    has_one_dtype = len({array.dtype for array in arrays}) == 1
+    if has_one_dtype and not is_text:
         return np.unique(np.concatenate(arrays))
     # NumPy would round integers beside floats; Python compares them exactly.
-    entries = sorted(set().union(*(array.tolist() for array in arrays)))
-    dtypes: Sequence[Any] = (np.int64, np.uint64, np.float64)
+    distinct: set[Any] = set()
+    for array in arrays:
+        distinct.update(array.tolist())
+    entries = sorted(distinct)
+    dtypes: Sequence[Any] = (np.int64, np.uint64, np.float64)  # the first that holds all
     if is_text:
         dtypes = (object,)
     for dtype in dtypes:
@@ -357,11 +381,14 @@ def find_places(entries: np.ndarray, labels: np.ndarray) -> np.ndarray:
     if is_sortable and labels.size:
         order = np.argsort(labels)
         ranks = np.searchsorted(labels, entries, sorter=order)
-        candidates = order[np.minimum(ranks, labels.size - 1)]  # the only label that may be equal
-        return np.where(labels[candidates] == entries, candidates, -1)
+        ranks = np.minimum(ranks, labels.size - 1)  # of entries above all labels
+        candidates = order[ranks]  # the only labels that may be equal
+        is_equal = labels[candidates] == entries
+        return np.where(is_equal, candidates, -1)
     # Text, or numbers of two types, which Python compares exactly.
     numbers = {label: number for number, label in enumerate(labels.tolist())}
-    return np.array([numbers.get(entry, -1) for entry in entries.tolist()], np.int64)
+    places = [numbers.get(entry, -1) for entry in entries.tolist()]
+    return np.array(places, np.int64)
 
 
 def _share_unit(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -374,7 +401,8 @@ def _cast_exactly(times: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Cast times to a finer unit; refuse those that overflow there."""
     with contextlib.suppress(OverflowError):  # NumPy 2.5 raises it, older ones wrap around
         cast = times.astype(dtype)
-        if np.array_equal(cast.astype(times.dtype), times, equal_nan=True):
+        cast_back = cast.astype(times.dtype)
+        if np.array_equal(cast_back, times, equal_nan=True):
             return cast
     raise ValueError(f"times from {times.min()} to {times.max()} do not fit {dtype}")
 
@@ -391,8 +419,9 @@ def place_entries(
     if entries.dtype.kind in "mM" and checked.dtype.kind not in "mM":
         with contextlib.suppress(ValueError):  # labels may be dates of Python, or text
             comparable = np.array(checked.tolist(), f"{entries.dtype.kind}8")
-    new_codes = np.append(find_places(entries, comparable), -1)  # the last is that of code -1
-    places = new_codes[codes]
+    place_of_entry = find_places(entries, comparable)
+    place_of_code = np.append(place_of_entry, -1)  # the last is that of code -1
+    places = place_of_code[codes]
     is_unknown = (places < 0) & (codes >= 0)
     if is_unknown.any():
         row = int(np.argmax(is_unknown))
@@ -448,7 +477,11 @@ def interpret_text(column: Any) -> Any:
         values = _read_floats(texts)
     if values is None:
         values = read_times(texts)
-    if values is None or len(values.unique()) < len(_drop_offsets(texts).unique()):
+    if values is None:
+        return column
+    # Do different texts, such as "1e2" and "100.0", mean one value?
+    num_texts = len(_drop_offsets(texts).unique())
+    if len(values.unique()) < num_texts:
         return column
     return pa.DictionaryArray.from_arrays(column.indices, values)
 
@@ -464,7 +497,10 @@ def cast_all(values: Any, *types: Any) -> Any:
 def _read_integers(texts: Any) -> Any:
     """Return texts as integers, or None if one is not spelt as its integer prints."""
     integers = cast_all(texts, "int64", "uint64")
-    if integers is None or not integers.cast(texts.type).equals(texts):  # such as "07"
+    if integers is None:
+        return None
+    spellings = integers.cast(texts.type)
+    if not spellings.equals(texts):  # such as "07"
         return None
     return integers
 
@@ -473,7 +509,10 @@ def _read_floats(texts: Any) -> Any:
     """Return texts as floats, or None if one has needless zeros, or more digits than a float."""
     pc = require_pyarrow().compute
     floats = cast_all(texts, "float64")
-    if floats is None or not pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py():
+    if floats is None:
+        return None
+    are_spelt_well = pc.match_substring_regex(texts, _NUMBER)
+    if not pc.all(are_spelt_well).as_py():
         return None
     for text, number in zip(texts.to_pylist(), floats.to_pylist(), strict=True):
         if Decimal(text) != Decimal(repr(number)):
@@ -490,7 +529,7 @@ def read_times(texts: Any) -> Any:
 def _drop_offsets(texts: Any) -> Any:
     """Return times without their offsets from UTC, if all have one; other texts as they are."""
     pc = require_pyarrow().compute
-    have_offsets = pc.all(pc.match_substring_regex(texts, _OFFSET)).as_py()
-    if not have_offsets:
+    have_offsets = pc.match_substring_regex(texts, _OFFSET)
+    if not pc.all(have_offsets).as_py():
         return texts
     return pc.replace_substring_regex(texts, _OFFSET, r"\1")

@@ -43,25 +43,30 @@ class Scaling(NamedTuple):
 
     def scale(self, model: Any, sign: int) -> Any:
         """Return the model for the values themselves (1), or for those near 1 (-1)."""
-        first = model[0]  # the core, or weights
-        factors = [
-            _shift(factor, share, sign) for factor, share in zip(model[1], self.shares, strict=True)
-        ]
-        if self.has_core or (first is not None and has_true(first != 1)):
-            first = _shift(first, self.rest, sign)
+        core_or_weights = model[0]
+        factors_and_shares = zip(model[1], self.shares, strict=True)
+        factors = [_shift(factor, share, sign) for factor, share in factors_and_shares]
+        takes_rest = self.has_core
+        if not self.has_core and core_or_weights is not None:
+            takes_rest = has_true(core_or_weights != 1)
+        if takes_rest:
+            core_or_weights = _shift(core_or_weights, self.rest, sign)
         else:
             factors[self.carrier] = _shift(factors[self.carrier], self.rest, sign)
         if isinstance(model, tuple | list):
-            return first, factors
+            return core_or_weights, factors
+
         scaled = copy.copy(model)  # with its record
         if self.has_core:
-            scaled.core = first
+            scaled.core = core_or_weights
         else:
-            scaled.weights = first
+            scaled.weights = core_or_weights
         scaled.factors = factors
         record = find_record(model)
         if record is not None and record.scale is not None:
-            scale = record.scale * 2.0 ** (sign * int(self.shares[-1, -1]))
+            # It grows with the values, as the mean does, which is in the last column.
+            exponent = sign * int(self.shares[-1, -1])
+            scale = record.scale * 2.0**exponent
             attach(scaled, record.replace(scale=scale))
         return scaled
 
@@ -80,8 +85,10 @@ def _shift(array: Array, exponents: Any, sign: int) -> Array:
     if np.ndim(exponents) == 0:
         power = 2.0 ** (sign * exponents)
         return array * array.dtype.type(power)
-    powers = 2.0 ** (sign * exponents[: array.shape[1]])
-    return array * array_module(array).asarray(powers, array.dtype)
+    rank = array.shape[1]
+    powers = 2.0 ** (sign * exponents[:rank])
+    xp = array_module(array)
+    return array * xp.asarray(powers, array.dtype)
 
 
 def find_exponent(
@@ -98,7 +105,8 @@ def find_exponent(
         return 0
     limit = np.finfo(dtype).maxexp - 2 - ndim  # of powers that the dtype holds
     held_exponent = max(-limit, min(limit, exponent))
-    return held_exponent // ndim * ndim
+    exponent_of_factor = held_exponent // ndim
+    return exponent_of_factor * ndim
 
 
 def shift_values(x: Any, exponent: int) -> Any:
@@ -120,18 +128,25 @@ def bring_near_one(function: str, options: dict[str, Any], first: str) -> Scalin
     if function not in _RULES or not isinstance(x, FlycooTensor | RaggedTensor):
         return None
     find_scaling, interval = _RULES[function]
-    matrix_or_tensor = x.matrix if isinstance(x, RaggedTensor) else x
-    layout = matrix_or_tensor._layout
+    if isinstance(x, RaggedTensor):
+        tensor = x.matrix  # the slices, one below the other
+    else:
+        tensor = x
+    layout = tensor._layout
     dtype = layout.record_format.dtype
     exponent = find_exponent(layout.norm, layout.nnz, dtype, x.ndim, interval)
-    scaling = None if exponent == 0 else find_scaling(options, x.ndim, exponent)
+    if exponent == 0:
+        return None
+    scaling = find_scaling(options, x.ndim, exponent)
     if scaling is None:
         return None
+
     shifted = shift_values(x, -exponent)
     options[first] = shifted
     held_out = options.get("validation")
     if is_sparse(held_out):
-        options["validation"] = shift_values(as_flycoo(held_out, check_coords=True), -exponent)
+        held_out_tensor = as_flycoo(held_out, check_coords=True)
+        options["validation"] = shift_values(held_out_tensor, -exponent)
     return _shift_companions(options, x, shifted, scaling)
 
 
@@ -143,17 +158,25 @@ def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Sc
     init: Any = options.get("init")
     callback = options.get("callback")
     mask = options.get("mask")
+
     is_model = isinstance(init, tuple | list | Mapping) and len(init) > 1  # else refused, or a name
     are_factors = scaling.has_core and isinstance(init, list)
+    is_resumed = isinstance(init, Resumed)
     if is_model and not are_factors and len(init[1]) == x.ndim:
-        if scaling.rest and not scaling.has_core and not isinstance(init, Resumed):
-            sizes = [float(np.max(np.abs(factor))) for factor in init[1]]
-            exponents = [find_exponent(size, 1, x.dtype, 1, _OBSERVED) for size in sizes]
-            scaling = scaling._replace(shares=exponents, rest=scaling.rest - sum(exponents))
+        if scaling.rest and not scaling.has_core and not is_resumed:
+            scaling = _share_among_factors(scaling, init[1], x.dtype)
         options["init"] = scaling.scale(init, -1)
+
     if callback is not None:
-        options["callback"] = lambda model, *error: callback(scaling.scale(model, 1), *error)
-    has_checkpoint = callback is not None or isinstance(init, Resumed)
+
+        def call_with_scaled(model: Any, *error: Any) -> Any:
+            """Call the user's callback with the model of the values themselves."""
+            scaled = scaling.scale(model, 1)
+            return callback(scaled, *error)
+
+        options["callback"] = call_with_scaled
+
+    has_checkpoint = callback is not None or is_resumed
     if has_checkpoint and isinstance(x, FlycooTensor):
         digests[shifted] = find_digest(x)  # by which a checkpoint knows its tensor: the caller's
     if isinstance(mask, MissingEntries):
@@ -161,15 +184,26 @@ def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Sc
     return scaling
 
 
+def _share_among_factors(scaling: Scaling, factors: Any, dtype: np.dtype) -> Scaling:
+    """Give each factor of a guess the exponent of its largest entry, if that is far from 1."""
+    exponents = []
+    for factor in factors:
+        largest = float(np.max(np.abs(factor)))
+        exponents.append(find_exponent(largest, 1, dtype, interval=_OBSERVED))
+    rest = scaling.rest - sum(exponents)
+    return scaling._replace(shares=exponents, rest=rest)
+
+
 def _shift_coefficients(options: dict[str, Any], name: str, exponent: int) -> None:
     """Multiply a coefficient, or one for each mode, by a power of two, as far as float32 goes."""
-    limit = float(np.finfo(np.float32).max) ** 0.5
+    limit = float(np.finfo(np.float32).max) ** 0.5  # its square is finite in float32
 
     def shift(coefficient: Any) -> Any:
         if not coefficient:
             return coefficient
         with np.errstate(over="ignore"):
-            return min(float(np.ldexp(coefficient, exponent)), limit)
+            shifted = float(np.ldexp(coefficient, exponent))
+        return min(shifted, limit)
 
     coefficients = options.get(name)
     if isinstance(coefficients, float | int | np.number):
@@ -183,25 +217,34 @@ def _scale_cp(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
 
     With coefficients of penalties, which are of the squared residual, all factors alike.
     """
-    fixed = [*(options.get("fixed_modes") or ())]
-    carrier = next((mode for mode in range(ndim) if mode not in fixed), ndim - 1)
+    fixed_modes = [*(options.get("fixed_modes") or ())]
+    updated_modes = [mode for mode in range(ndim) if mode not in fixed_modes]
+    carrier = ndim - 1
+    if updated_modes:
+        carrier = updated_modes[0]
     has_penalty = options.get("l2_reg") or options.get("sparsity_coefficients") is not None
     share = 0
     if has_penalty and not options.get("normalize_factors"):
         share = exponent // ndim
+    # A penalty must shrink as the squared residual does, by twice the exponent, but its factors
+    # shrink themselves: their squares by twice the share, their absolute values by the share.
     if share:
         _shift_coefficients(options, "l2_reg", 2 * (share - exponent))
     _shift_coefficients(options, "sparsity_coefficients", share - 2 * exponent)
-    return Scaling([share] * ndim, exponent - ndim * share, carrier)
+    rest = exponent - ndim * share
+    return Scaling([share] * ndim, rest, carrier)
 
 
 def _scale_constrained(options: dict[str, Any], ndim: int, exponent: int) -> Scaling | None:
     """Scale the first factor whose constraint holds for multiples too; None without one."""
-    fixed = [*(options.get("fixed_modes") or ())]
+    fixed_modes = [*(options.get("fixed_modes") or ())]
     for mode, (constraint, _) in enumerate(name_constraints(options, ndim)):
-        if mode not in fixed and (constraint is None or constraint in CONES):
+        holds_for_multiples = constraint is None or constraint in CONES
+        if holds_for_multiples and mode not in fixed_modes:
             return Scaling([0] * ndim, exponent, mode)
-    if 2 * abs(exponent) > np.finfo(options["tensor"].dtype).maxexp - 32:  # of sums of squares
+    dtype = options["tensor"].dtype
+    limit = np.finfo(dtype).maxexp - 32  # of sums of squares
+    if 2 * abs(exponent) > limit:
         raise ValueError(
             f"tensor has values of about 2**{exponent}, and each mode a constraint or penalty with "
             f"a number, which says how large its factor is: pass tensor * 2.0**{-exponent}"
@@ -213,9 +256,12 @@ def _scale_observed(options: dict[str, Any], ndim: int, exponent: int) -> Scalin
     """Scale all factors alike, but for biases: each in one factor, beside ones in the others."""
     rank = options["rank"]
     # Columns: the components, a bias of each mode, and the mean, which is in the last factor.
-    shares = np.full((ndim, rank + ndim + 1), exponent // ndim)
-    shares[:, rank:] = 0
-    shares[range(ndim), range(rank, rank + ndim)] = exponent
+    num_columns = rank + ndim + 1
+    shares = np.zeros((ndim, num_columns), int)
+    shares[:, :rank] = exponent // ndim
+    for mode in range(ndim):
+        bias = rank + mode
+        shares[mode, bias] = exponent
     shares[-1, -1] = exponent
     return Scaling(shares, 0)
 

@@ -98,8 +98,9 @@ class MemoryEstimate:
     host_nbytes: int = 0
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name}={format_nbytes(n)}" for name, n in vars(self).items() if n)
-        return f"MemoryEstimate({sizes})"
+        nonzero_sizes = {name: nbytes for name, nbytes in vars(self).items() if nbytes}
+        texts = [f"{name}={format_nbytes(nbytes)}" for name, nbytes in nonzero_sizes.items()]
+        return f"MemoryEstimate({', '.join(texts)})"
 
 
 def estimate_memory(
@@ -172,6 +173,8 @@ def estimate_memory(
     if slabs is not None:
         slabs = check_count(slabs, "slabs")
     engine = select_engine(device)
+
+    # How the tensor is divided: into slabs, and its modes into groups.
     is_spread = engine.spreads(nnz)
     is_streamed = keep == "host" and engine.make_stager is not None
     num_devices = 1
@@ -180,26 +183,32 @@ def estimate_memory(
     num_slabs = slabs or choose_num_slabs(nnz, num_devices)
     division, num_numbered = find_groups(groups, shape, nnz, num_slabs)
     tensor = TensorSizes(nnz, shape, dtype, division)
-    numbered = tensor  # the same with its first modes as a group of numbered prefixes, if any
+
+    # The same with its first modes as a group of numbered prefixes, if any.
+    numbered = tensor
     num_prefixes = 0
     if num_numbered and nnz:
-        num_prefixes = min(nnz, math.prod(shape[:num_numbered]))
-        first = tuple(range(num_numbered))
-        numbered = tensor._replace(groups=(first, *list_rest(division, num_numbered)))
+        num_combinations = math.prod(shape[:num_numbered])
+        num_prefixes = min(nnz, num_combinations)
+        numbered_modes = tuple(range(num_numbered))
+        other_groups = list_rest(division, num_numbered)
+        numbered = tensor._replace(groups=(numbered_modes, *other_groups))
     name = choose_layout(engine, layout, numbered, num_prefixes)
 
     is_in_slabs = num_slabs > 1 or is_spread or is_streamed
     if not is_in_slabs:
         nbytes, peak_nbytes = estimate_layout(engine, name, numbered, 1, num_prefixes)
         return MemoryEstimate(nbytes, peak_nbytes)
-    # Each slab numbers its own prefixes, which are not counted.
+
+    # In slabs. Each numbers its own prefixes, which are not counted.
     host_nbytes = 0
     if is_streamed:
         num_slabs, num_resident = plan_streaming(engine, name, tensor, slabs)
-        record_nbytes = tensor.choose_cut(engine).record_format.record_nbytes
-        copy_nbytes = nnz * record_nbytes // num_slabs  # of a slab, for one mode
+        record_format = tensor.choose_cut(engine).record_format
+        copy_nbytes = nnz * record_format.record_nbytes // num_slabs  # of a slab, for one mode
+        slab_nbytes = len(division) * copy_nbytes  # it has a copy for each group of modes
         num_streamed = max(0, num_slabs - num_resident)
-        host_nbytes = num_streamed * len(division) * copy_nbytes
+        host_nbytes = num_streamed * slab_nbytes
     nbytes, peak_nbytes = estimate_layout(engine, name, tensor, num_slabs)
     return MemoryEstimate(nbytes, peak_nbytes - host_nbytes, host_nbytes)
 
@@ -222,7 +231,9 @@ def estimate_layout(
     if num_prefixes == 0:
         return piece
     prefixes = _estimate_prefixes(cut.record_format, engine)
-    return Estimate(piece.nbytes + prefixes.nbytes, piece.peak_nbytes + prefixes.peak_nbytes)
+    nbytes = piece.nbytes + prefixes.nbytes
+    peak_nbytes = piece.peak_nbytes + prefixes.peak_nbytes
+    return Estimate(nbytes, peak_nbytes)
 
 
 def estimate_piece(
@@ -235,25 +246,36 @@ def estimate_piece(
     host's coords (int64) and values that is on the device.
     """
     record_format = cut.record_format.merged  # in whose modes records are ordered
-    copies = nnz * layout_class.count_copies(record_format.ndim) * record_format.record_nbytes
-    ids = layout_class.count_ids_nbytes(nnz, cut.merged, primitives)
-    least_tilings, most_tilings = _count_tiling_nbytes(nnz, cut.record_format, cut.tile_size)
-    nbytes = copies + ids + least_tilings
+    records_nbytes = nnz * record_format.record_nbytes
 
+    # What the layout keeps.
+    num_copies = layout_class.count_copies(record_format.ndim)
+    copies_and_ids = num_copies * records_nbytes
+    copies_and_ids += layout_class.count_ids_nbytes(nnz, cut.merged, primitives)
+    least_tilings, most_tilings = _count_tiling_nbytes(nnz, cut.record_format, cut.tile_size)
+    nbytes = copies_and_ids + least_tilings
+
+    # Building it: first records are brought into canonical order, then they are arranged.
     ordering = count_canonical_nbytes(nnz, record_format, primitives)
-    arranging = layout_class.count_build_nbytes(nnz, cut.merged, primitives)
-    building = max(ordering, copies + ids + most_tilings + arranging)
+    buffers = layout_class.count_build_nbytes(nnz, cut.merged, primitives)
+    arranging = copies_and_ids + most_tilings + buffers
+    building = max(ordering, arranging)
+
+    # Before that, coords and values are packed.
     nonzero_nbytes = _count_nonzero_nbytes(cut.record_format)
     if primitives.staging_size is None:  # coords and values are on the device all the time
-        return Estimate(nbytes, nnz * nonzero_nbytes + building)
-    num_staged = min(nnz, primitives.staging_size + 1)
-    staging = nnz * record_format.record_nbytes + num_staged * nonzero_nbytes
-    return Estimate(nbytes, max(staging, building))
+        given_nbytes = nnz * nonzero_nbytes
+        return Estimate(nbytes, given_nbytes + building)
+    num_staged = min(nnz, primitives.staging_size + 1)  # copied from the host at a time
+    packing = records_nbytes + num_staged * nonzero_nbytes
+    return Estimate(nbytes, max(packing, building))
 
 
 def _count_nonzero_nbytes(record_format: RecordFormat) -> int:
     """Count the bytes of a nonzero's int64 coordinates and its value, before it is packed."""
-    return 8 * record_format.ndim + record_format.dtype.itemsize
+    coords_nbytes = 8 * record_format.ndim
+    value_nbytes = record_format.dtype.itemsize
+    return coords_nbytes + value_nbytes
 
 
 def _count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) -> tuple[int, int]:
@@ -263,23 +285,30 @@ def _count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) 
     `tile_rows`: the records at the edges of tiles, and five arrays of their numbers or rows.
     """
     num_tiles = -(-nnz // tile_size)
-    carries = len(record_format.groups) * num_tiles * 8
-    least = most = 0
-    for group, size in zip(record_format.groups, record_format.merged.shape, strict=True):
-        itemsize = index_dtype(size).itemsize
+    num_groups = len(record_format.groups)
+    carry_rows = num_groups * num_tiles * 8
+    least_empty_rows = most_empty_rows = 0
+    for group, num_rows in zip(record_format.groups, record_format.merged.shape, strict=True):
+        itemsize = index_dtype(num_rows).itemsize
         num_indices = math.prod(record_format.shape[mode] for mode in group)
-        least += (size - min(num_indices, nnz)) * itemsize
-        most += (size - min(1, nnz)) * itemsize
-    edges = num_tiles * (record_format.record_nbytes + 5 * 8)
-    return carries + least, carries + most + edges
+        most_used = min(num_indices, nnz)  # if each nonzero has a row of its own
+        least_used = min(1, nnz)  # if all nonzeros are in one row
+        least_empty_rows += (num_rows - most_used) * itemsize
+        most_empty_rows += (num_rows - least_used) * itemsize
+    edge_nbytes = record_format.record_nbytes + 5 * 8
+    buffers = num_tiles * edge_nbytes
+    least = carry_rows + least_empty_rows
+    most = carry_rows + most_empty_rows + buffers
+    return least, most
 
 
 def _estimate_prefixes(record_format: RecordFormat, primitives: Primitives) -> Estimate:
     """Estimate the tensor of prefixes, with a nonzero for each, that `number_prefixes` builds."""
     cut = cut_prefixes(record_format, primitives)
-    count = record_format.num_prefixes
-    nbytes, peak_nbytes = estimate_piece(ReplicatedLayout, count, cut, primitives)
-    return Estimate(nbytes, peak_nbytes + count * _count_nonzero_nbytes(cut.record_format))
+    num_prefixes = record_format.num_prefixes
+    nbytes, peak_nbytes = estimate_piece(ReplicatedLayout, num_prefixes, cut, primitives)
+    coords_and_values = num_prefixes * _count_nonzero_nbytes(cut.record_format)
+    return Estimate(nbytes, peak_nbytes + coords_and_values)
 
 
 def waits_on_host(engine: Engine, name: str, tensor: TensorSizes, num_slabs: int) -> bool:
@@ -296,41 +325,56 @@ def _estimate_slabs(
 
     Returns also whether the records must wait on the host while others are built.
     """
-    # The slabs that are kept, and the part of them that one device has.
+    record_nbytes = record_format.record_nbytes
     longest = max(record_format.shape)
     num_built = max(1, min(num_slabs, nnz, longest))  # slabs without rows are not kept
     kept, slab_peak = _add_slabs(engine, name, nnz, record_format, num_built)
-    record_nbytes = record_format.record_nbytes
     slab_nnz = max(_share(nnz, num_built))
+
+    # The part of the slabs, and of the nonzeros, that one device has.
     is_on_device = engine.staging_size is None  # the tensor's coords and values
-    share: float = 1  # the part of the slabs that one device has
+    share: float = 1
     if not is_on_device:
-        share = -(-num_built // engine.num_devices) / num_built
+        slabs_of_device = -(-num_built // engine.num_devices)
+        share = slabs_of_device / num_built
     device_nnz = math.ceil(share * nnz)
 
-    def count_distributing(block_nnz: int) -> int:
-        """Bound the counts of rows, a block in two orders, its buckets and their order."""
-        return 48 * longest + min(block_nnz, BLOCK_NNZ) * (2 * record_nbytes + 48)
-
-    # Then slabs are sorted and arranged, one at a time.
-    sorting = slab_nnz * record_nbytes + count_canonical_nbytes(slab_nnz, record_format, engine)
+    # First all records of a device are distributed to its slabs, then these are built one by one:
+    # each is sorted, then arranged beside those that are ready.
+    distributing = _count_distributing_nbytes(device_nnz, record_format)
+    slab_records = slab_nnz * record_nbytes
+    sorting = slab_records + count_canonical_nbytes(slab_nnz, record_format, engine)
     # `kept` assumes the shortest lists of empty rows; add what they may take beyond that.
-    sizes = record_format.merged.shape
-    list_nbytes = sum(index_dtype(size).itemsize * min(slab_nnz, size) for size in sizes)
-    kept_here = math.ceil(share * (kept + num_built * list_nbytes))
+    list_nbytes = 0
+    for num_rows in record_format.merged.shape:
+        list_nbytes += index_dtype(num_rows).itemsize * min(slab_nnz, num_rows)
+    most_kept = kept + num_built * list_nbytes
+    kept_by_device = math.ceil(share * most_kept)
     numbering = slab_nnz * (3 * record_nbytes + 24)  # a slab's records and their numbers
-    arranging = kept_here + slab_peak + numbering
+    arranging = kept_by_device + slab_peak + numbering
     building = max(sorting, arranging)
 
-    # First all records of a device are distributed to its slabs, then these are built one by one.
-    peak = device_nnz * record_nbytes + max(count_distributing(device_nnz), building)
+    # The records of a device are there all the time, unless they must wait on the host.
+    device_records = device_nnz * record_nbytes
+    peak = device_records + max(distributing, building)
     if is_on_device:
         given_nbytes = nnz * _count_nonzero_nbytes(record_format)
         return Estimate(kept, given_nbytes + peak), False
     free_nbytes = engine.count_free_nbytes()
     if free_nbytes is None or peak <= free_nbytes:
         return Estimate(kept, peak), False
-    return Estimate(kept, max(count_distributing(slab_nnz), building)), True
+    # Else a device has a slab's share of the records at a time.
+    distributing_share = _count_distributing_nbytes(slab_nnz, record_format)
+    return Estimate(kept, max(distributing_share, building)), True
+
+
+def _count_distributing_nbytes(nnz: int, record_format: RecordFormat) -> int:
+    """Bound the counts of rows, a block in two orders, its buckets and their order."""
+    longest = max(record_format.shape)
+    counts_nbytes = 48 * longest
+    block_nnz = min(nnz, BLOCK_NNZ)
+    block_nbytes = block_nnz * (2 * record_format.record_nbytes + 48)
+    return counts_nbytes + block_nbytes
 
 
 def _add_slabs(
@@ -338,10 +382,12 @@ def _add_slabs(
 ) -> Estimate:
     """Add the bytes of equal slabs; the peak is that of building the largest."""
     longest = max(record_format.shape)
+    nnz_of_slabs = _share(nnz, num_slabs)
+    rows_of_slabs = _share(longest, num_slabs)
     # Sizes differ by one at most, so few kinds of slabs are estimated.
-    sizes = zip(_share(nnz, num_slabs), _share(longest, num_slabs), strict=True)
+    kinds = Counter(zip(nnz_of_slabs, rows_of_slabs, strict=True))
     nbytes = peak_nbytes = 0
-    for (slab_nnz, num_rows), count in Counter(sizes).items():
+    for (slab_nnz, num_rows), count in kinds.items():
         slab_shape = find_slab_shape(record_format.shape, num_rows)
         cut = engine.choose_cut(slab_shape, record_format.dtype, record_format.groups)
         slab = estimate_piece(LAYOUT_CLASSES[name], slab_nnz, cut, engine)
@@ -356,7 +402,7 @@ def _share(count: int, num_slabs: int) -> list[int]:
     >>> _share(10, 4)
     [2, 3, 2, 3]
     """
-    edges = [n * count // num_slabs for n in range(num_slabs + 1)]
+    edges = [number * count // num_slabs for number in range(num_slabs + 1)]
     return [stop - start for start, stop in pairwise(edges)]
 
 
@@ -374,14 +420,20 @@ def count_iteration_nbytes(engine: Engine, layout: AnyLayout, rank: int) -> int:
         group_rows = sum(_count_group_rows(slab.layout) for slab in layout.slabs)
     else:
         group_rows = _count_group_rows(layout)
-    result_rows = (2 + count_waiting(layout.num_slabs)) * max(shape)
-    return (sum(shape) + result_rows + 2 * group_rows) * row_nbytes
+    factor_rows = sum(shape)
+    num_results = 2 + count_waiting(layout.num_slabs)  # the MTTKRP, the solution, those of slabs
+    result_rows = num_results * max(shape)
+    num_rows = factor_rows + result_rows + 2 * group_rows  # groups have factors and MTTKRPs
+    return num_rows * row_nbytes
 
 
 def _count_group_rows(layout: Layout) -> int:
     """Count the rows of the factors of a layout's groups, at most one for each nonzero."""
-    sizes = zip(layout.merged.shape, layout.groups, strict=True)
-    return sum(min(size, layout.nnz) for size, group in sizes if len(group) > 1)
+    num_rows = 0
+    for size, group in zip(layout.merged.shape, layout.groups, strict=True):
+        if len(group) > 1:  # a single mode has the factor itself
+            num_rows += min(size, layout.nnz)
+    return num_rows
 
 
 # Choices
@@ -391,7 +443,8 @@ def choose_common(engine: Engine, name: str, tensor: TensorSizes, cuts: Sequence
     """Choose the layout of all slabs, or of one piece: by the cut with the most groups."""
     formats = [cut.record_format for cut in cuts]
     most = max(formats, key=lambda record: (len(record.groups), record.num_prefixes))
-    return choose_layout(engine, name, tensor._replace(groups=most.groups), most.num_prefixes)
+    tensor_in_groups = tensor._replace(groups=most.groups)
+    return choose_layout(engine, name, tensor_in_groups, most.num_prefixes)
 
 
 def choose_layout(engine: Engine, name: str, tensor: TensorSizes, num_prefixes: int = 0) -> str:
@@ -421,10 +474,12 @@ def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None
     If records of `streamed_nbytes` are streamed, a slab has at most `STREAMED_NBYTES` of them, and
     there are at least two, so that one is copied while the other is computed.
     """
-    num_slabs = max(num_devices, -(-nnz // MAX_SLAB_NNZ))
+    least_by_nnz = -(-nnz // MAX_SLAB_NNZ)
+    num_slabs = max(num_devices, least_by_nnz)
     if streamed_nbytes is None:
         return num_slabs
-    return max(2, num_slabs, -(-nnz * streamed_nbytes // STREAMED_NBYTES))
+    least_by_nbytes = -(-nnz * streamed_nbytes // STREAMED_NBYTES)
+    return max(2, num_slabs, least_by_nbytes)
 
 
 def plan_streaming(
@@ -434,12 +489,14 @@ def plan_streaming(
 
     `name` is that of the layout.
     """
-    record_nbytes = tensor.choose_cut(engine).record_format.record_nbytes
+    record_format = tensor.choose_cut(engine).record_format
     if num_slabs is None:
+        record_nbytes = record_format.record_nbytes
         num_slabs = choose_num_slabs(tensor.nnz, engine.num_devices, record_nbytes)
     nbytes, peak_nbytes = estimate_layout(engine, name, tensor, num_slabs)
     free_nbytes = engine.count_free_nbytes()
-    return num_slabs, count_resident_slabs(nbytes, peak_nbytes, num_slabs, free_nbytes)
+    num_resident = count_resident_slabs(nbytes, peak_nbytes, num_slabs, free_nbytes)
+    return num_slabs, num_resident
 
 
 def count_resident_slabs(
@@ -450,4 +507,6 @@ def count_resident_slabs(
         return 0
     building_nbytes = peak_nbytes - nbytes
     usable_nbytes = free_nbytes // 2 - building_nbytes  # below 0 if not even building fits
-    return max(0, usable_nbytes * num_slabs // max(nbytes, 1))
+    # Not by nbytes // num_slabs: a slab's size, rounded down, would let one too many stay.
+    num_fitting = usable_nbytes * num_slabs // max(nbytes, 1)
+    return max(0, num_fitting)
