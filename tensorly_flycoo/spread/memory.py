@@ -259,19 +259,21 @@ def _count_nonzero_nbytes(record_format: RecordFormat) -> int:
 def _count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) -> tuple[int, int]:
     """Count the bytes of the tilings of all groups, with the fewest and the most empty rows.
 
-    Rows that stand for no indices are always empty. The most includes the temporary arrays of
-    `tile_rows`: the records at the edges of tiles, and five arrays of their numbers or rows.
+    The most includes the temporary arrays of `tile_rows`: the records at the edges of tiles, and
+    five arrays of their numbers or rows.
     """
     num_tiles = -(-nnz // tile_size)
-    carries = len(record_format.groups) * num_tiles * 8
+    carry_rows = len(record_format.groups) * num_tiles * 8  # int64, one for each tile
     least = most = 0
     for group, size in zip(record_format.groups, record_format.merged.shape, strict=True):
         itemsize = index_dtype(size).itemsize
-        num_indices = math.prod(record_format.shape[mode] for mode in group)
-        least += (size - min(num_indices, nnz)) * itemsize
-        most += (size - min(1, nnz)) * itemsize
+        # The merged mode of a group can have more rows than there are combinations of indices, as
+        # the sizes of all but its first mode are rounded up to powers of two. Those stay empty.
+        num_combinations = math.prod(record_format.shape[mode] for mode in group)
+        least += (size - min(num_combinations, nnz)) * itemsize  # each nonzero in a row of its own
+        most += (size - min(1, nnz)) * itemsize  # all nonzeros in one row
     edges = num_tiles * (record_format.record_nbytes + 5 * 8)
-    return carries + least, carries + most + edges
+    return carry_rows + least, carry_rows + most + edges
 
 
 def _estimate_prefixes(record_format: RecordFormat, primitives: Primitives) -> Estimate:
