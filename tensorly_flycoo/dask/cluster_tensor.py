@@ -138,7 +138,7 @@ class Derived(NamedTuple):
         """Load all of the other tensor again, and compute this one."""
         for slab in list_held(layout):  # make room for those to come
             slab.held.worker.queue.append(Free(slab.held.key))
-        # Actors of its own: these workers' may be those of the tensor that it was made of.
+        # New actors: the running ones may still hold the tensor that this one was computed from.
         addresses = [worker.address for worker in workers]
         return self.place(client, start_workers(client, addresses, self.pool.device))
 

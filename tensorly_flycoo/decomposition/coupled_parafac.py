@@ -430,7 +430,10 @@ class CoupledSweep(Sweep):
         self.model.weights, self.model.factors[:], self._fit = kept
 
     def _sweep(self) -> tuple[list[ModeGrams], list[Array]]:
-        """Update all modes; return the Gram matrices, and each block's inner products with them."""
+        """Update all modes; return their Gram matrices, and each block's inner products.
+
+        The inner products (R,) are those of the block's data with each component, without weights.
+        """
         factors = self.model.factors
         weights = self.model.weights.astype(np.float64)
         grams = [self._find_grams(mode) for mode in range(len(factors))]
@@ -438,7 +441,7 @@ class CoupledSweep(Sweep):
         for mode in self._order:
             products = self._update_mode(mode, grams, weights)
             for b, product in products.items():
-                if self._last[b] == mode:
+                if self._last[b] == mode:  # all factors of the block are final
                     inner[b] = _inner_products(product, factors[mode])
         for b, block in enumerate(self._blocks):
             shares_all_modes = all(len(self._uses[n]) > 1 for n in block.modes)

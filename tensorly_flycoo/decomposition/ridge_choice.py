@@ -117,13 +117,15 @@ def _search(
     for l2_reg in RIDGES:
         trial = try_ridge(problem, rows, l2_reg, held_out)
         trials[l2_reg] = trial
-        num_worse += 1
-        # Without noise every smaller ridge is a little better.
+        # A smaller ridge has to be clearly better, unless its run still improved when it was cut
+        # off: without noise every smaller ridge is a little better, if given the iterations.
         clarity = 0 if trial.is_unfinished else _CLARITY
         if trial.error < best.error * (1 - clarity):
             chosen = l2_reg
             best = trial
             num_worse = 0
+        else:
+            num_worse += 1
         for tried in trials.values():
             if tried.error > best.error * (1 + _CHANCE):
                 tried.factors.clear()  # their memory is not needed

@@ -286,8 +286,9 @@ def solve(a: Array, b: Array) -> Array:
 def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, Any]:
     """Solve ``a @ y.T = rows.T`` for a factor y (I, R), by the inverse where that pays.
 
-    Few rows take less by substitution. Where a component vanishes, though, its numbers would be
-    noise of any size, until the matrix is exactly singular: the inverse gives it zeros.
+    For few rows substitution is faster, but is used only if the matrix is well-conditioned: unless
+    the matrix is exactly singular, a component that has vanished would get noise of any size. The
+    inverse gives it zeros.
 
     Returns y; and with `wants_sums`, as ALS does, where one pass over the rows finds them, its Gram
     matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows` and y.
@@ -302,7 +303,9 @@ def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, 
         return _solve_directly(a, rows.T).T, None
     if wants_sums and suits_cpu_engine(rows, a):
         eps = np.finfo(exact_inverse.dtype).eps
-        if condition**2 * eps <= 1:  # else y is refined, which changes its sums
+        # The inverse is in float64, whatever the dtype of `rows`: so is the limit. Beyond it y has
+        # to be refined, which changes its sums.
+        if condition**2 * eps <= 1:
             from .cpu import products
 
             y, gram, inner = products.solve_rows(rows, exact_inverse.T)

@@ -125,7 +125,7 @@ def guard(
         data = call.kwargs[first]
         labelled = call.drop_labels()
         if isinstance(data, LabelledTensor):
-            _obey_data(call, data, name, defaults)
+            _mask_unknown_and_match_guess(call, data, name, defaults)
         _check_arguments(call, name)
 
         # 3. The decomposition itself, of values near 1, on a device.
@@ -156,7 +156,9 @@ def _refuse_table(x: Any) -> None:
         raise not_sparse_error(x)
 
 
-def _obey_data(call: Call, data: LabelledTensor, name: str, parameters: Collection[str]) -> None:
+def _mask_unknown_and_match_guess(
+    call: Call, data: LabelledTensor, name: str, parameters: Collection[str]
+) -> None:
     """Make options of what the decomposed tensor knows beside its labels.
 
     Unknown cells become a mask, and the rows of a guess come into the order of its labels.

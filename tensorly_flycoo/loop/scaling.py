@@ -153,14 +153,16 @@ def bring_near_one(function: str, options: dict[str, Any], first: str) -> Scalin
 def _shift_companions(options: dict[str, Any], x: Any, shifted: Any, scaling: Scaling) -> Scaling:
     """Change the guess, the callback and the mask of a tensor for the shifted one.
 
-    Factors of a guess that are far from 1 themselves take what that is, and return with it.
+    Return the scaling. If factors of a guess are far from 1 themselves, each has its own exponent
+    there, and `rest` is less by their sum.
     """
     init: Any = options.get("init")
     callback = options.get("callback")
     mask = options.get("mask")
 
-    is_model = isinstance(init, tuple | list | Mapping) and len(init) > 1  # else refused, or a name
-    are_factors = scaling.has_core and isinstance(init, list)
+    # Any other guess is a name, such as "svd", or is refused later.
+    is_model = isinstance(init, tuple | list | Mapping) and len(init) > 1
+    are_factors = scaling.has_core and isinstance(init, list)  # of a Tucker model, without its core
     is_resumed = isinstance(init, Resumed)
     if is_model and not are_factors and len(init[1]) == x.ndim:
         if scaling.rest and not scaling.has_core and not is_resumed:

@@ -100,7 +100,10 @@ def _merge_modes(
     other_modes: Sequence[int],
     cells: np.ndarray | None,
 ) -> tuple[Array, Array]:
-    """Return the nonzeros of a piece with some modes joined to the first."""
+    """Return the nonzeros of a piece with `modes` joined into one, which comes first.
+
+    With `cells`, as of `merge_modes`, the place of a cell in that list is its index there.
+    """
     xp = piece.xp
     coords, values = read_nonzeros(piece)
     rows = join_modes(shape, coords, modes)

@@ -473,15 +473,19 @@ class _RowProblem:
     def _weigh_cells(
         self, missing: MissingEntries | None, confidence: Any
     ) -> tuple[Array, Array, ListedCells | None]:
-        """Make the systems of cells with weights; all others have the weight `unobserved`."""
+        """Make the systems of cells with weights; all others are 0, with the weight `unobserved`.
+
+        The Gram matrix that all rows share counts each cell with `unobserved`, so listed cells add
+        the rest of their weights. The right-hand sides come from listed cells alone.
+        """
         x = take_observed(self.x, missing)
         coords, weights, values = _read_confidence(confidence, x)
         if missing is not None:
             coords, weights, values = _leave_out(missing, coords, weights, values)
         unobserved = self.how.unobserved
         cells = self.list_cells(coords, weights - unobserved, weights * values)
-        nothing = array_module(self.old).zeros(self.factors[self.mode].shape)
-        return nothing, unobserved * self.make_gram(), cells
+        no_products = array_module(self.old).zeros(self.factors[self.mode].shape)
+        return no_products, unobserved * self.make_gram(), cells
 
     def _take_nonzeros(
         self, missing: MissingEntries | None

@@ -281,17 +281,19 @@ def _count_nonzero_nbytes(record_format: RecordFormat) -> int:
 def _count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) -> tuple[int, int]:
     """Count the bytes of the tilings of all groups, with the fewest and the most empty rows.
 
-    Rows that stand for no indices are always empty. The most includes the temporary arrays of
-    `tile_rows`: the records at the edges of tiles, and five arrays of their numbers or rows.
+    The most includes the temporary arrays of `tile_rows`: the records at the edges of tiles, and
+    five arrays of their numbers or rows.
     """
     num_tiles = -(-nnz // tile_size)
     num_groups = len(record_format.groups)
-    carry_rows = num_groups * num_tiles * 8
+    carry_rows = num_groups * num_tiles * 8  # int64, one for each tile
     least_empty_rows = most_empty_rows = 0
     for group, num_rows in zip(record_format.groups, record_format.merged.shape, strict=True):
         itemsize = index_dtype(num_rows).itemsize
-        num_indices = math.prod(record_format.shape[mode] for mode in group)
-        most_used = min(num_indices, nnz)  # if each nonzero has a row of its own
+        # The merged mode of a group can have more rows than there are combinations of indices, as
+        # the sizes of all but its first mode are rounded up to powers of two. Those stay empty.
+        num_combinations = math.prod(record_format.shape[mode] for mode in group)
+        most_used = min(num_combinations, nnz)  # if each nonzero has a row of its own
         least_used = min(1, nnz)  # if all nonzeros are in one row
         least_empty_rows += (num_rows - most_used) * itemsize
         most_empty_rows += (num_rows - least_used) * itemsize

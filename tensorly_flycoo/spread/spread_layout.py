@@ -81,6 +81,7 @@ class SpreadLayout(SlabLayout):
         run_slab = self._prepare_slabs(inputs, options, slab_slots, operation, engine, mode)
         targets = [parts[start:stop] for start, stop in pairwise(edges)]
         with self.devices.lend(targets, self.homes) as lent:
+            # Beside its target, each slab has a small sum if the option `wants_sum` asks for one.
             sums = [run_slab(number, target) for number, target in enumerate(lent)]
         if not is_cut:
             engine.add_parts(parts, make_tree(num_slabs), out)

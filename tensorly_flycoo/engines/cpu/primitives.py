@@ -115,6 +115,7 @@ class CpuPrimitives(Primitives):
         dtype = index_dtype(nnz)
         num_parts = _PARTS_PER_THREAD * numba.get_num_threads()
         num_counters = math.prod(_shape_counts(num_parts, num_buckets, dtype))
+        # The methods hold two arrays (nnz,) at a time, such as buckets and places; one is a margin.
         return (3 * nnz + num_counters) * dtype.itemsize
 
     def remap(self, step: Step, cut: Cut) -> None:

@@ -211,7 +211,11 @@ def _take_parts(typing_context: Any, function: Any, data: Any, job: Any) -> Any:
 
 @kernel
 def _serve(words: Array) -> None:
-    """Take parts of the jobs to which a helper is called, for ever."""
+    """Take parts of the jobs to which a helper is called, for ever.
+
+    `is_awake` says whether to look for a job before going to sleep. `_replace` fails if a caller
+    has changed the state meanwhile.
+    """
     is_awake = False
     while True:
         if is_awake:
@@ -219,6 +223,7 @@ def _serve(words: Array) -> None:
                 if _load(words, _STATE) != _AWAKE:
                     break
                 _rest()
+            # If this fails, a caller has claimed the helper: there is a job.
             is_awake = not _replace(words, _STATE, _AWAKE, _ASLEEP)
         if not is_awake:
             _acquire(words[_WAKES], 1)
@@ -230,9 +235,9 @@ def _serve(words: Array) -> None:
         if state == job + _CALLED and _replace(words, _STATE, state, job + _RUNNING):
             _take_parts(words[_FUNCTION], words[_DATA], job)
             is_awake = _replace(words, _STATE, job + _RUNNING, _AWAKE)
-            if not is_awake:
+            if not is_awake:  # AWAITED: wake the caller, which sets the state to ASLEEP
                 _release(words[_IS_DONE])
-        else:
+        else:  # dismissed before it could begin
             _store(words, _STATE, _AWAKE)
             is_awake = True
 
