@@ -54,7 +54,8 @@ class ClusterLayout(SpreadLayout):
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         layout: Any = slab.layout
         mapped = self.devices.run(slab.home, call_method, layout, "map_values", function, scale)
-        mapped_layout: Any = RemoteLayout(mapped, layout.facts._replace(norm=layout.norm * scale))
+        mapped_facts = layout.facts._replace(norm=layout.norm * scale)
+        mapped_layout: Any = RemoteLayout(mapped, mapped_facts)
         return slab._replace(layout=mapped_layout)
 
     def build_elsewhere(
@@ -79,8 +80,8 @@ class ClusterLayout(SpreadLayout):
 
 def fetch_layouts(cluster: Cluster, slabs: Sequence[RemoteObject]) -> list[RemoteLayout]:
     """Wait until slabs are made; return their layouts."""
-    facts = _fetch_of_each(cluster, describe_slab, slabs)
-    return list(map(RemoteLayout, slabs, facts))
+    facts_of_slabs = _fetch_of_each(cluster, describe_slab, slabs)
+    return list(map(RemoteLayout, slabs, facts_of_slabs))
 
 
 def _fetch_of_each(
@@ -105,7 +106,8 @@ def make_layout(
     for number, slab_rows in enumerate(rows):
         layout: Any = layouts[number]
         home = cluster.workers.index(layout.held.worker)
-        slabs.append(Slab(slice(slab_rows.start, slab_rows.stop), layout, home))
+        row_slice = slice(slab_rows.start, slab_rows.stop)
+        slabs.append(Slab(row_slice, layout, home))
     return ClusterLayout(record_format, num_slabs, slabs, ENGINE_HERE, WorkerDevices(cluster))
 
 
@@ -128,9 +130,10 @@ def replace_lost(
     counts = [0] * len(workers)  # of slabs
     loads = [0] * len(workers)  # nonzeros
     for number, slab in enumerate(slabs):
-        if slab.held.worker not in workers:
+        worker = slab.held.worker
+        if worker not in workers:
             continue
-        home = workers.index(slab.held.worker)
+        home = workers.index(worker)
         if counts[home] < fair_share:
             kept[number] = slab
             homes[number] = home
@@ -149,14 +152,15 @@ def find_format(
 ) -> RecordFormat:
     """Have a worker choose the format of a whole tensor; all have the same kind of device."""
     worker = cluster.workers[0]
-    there = cluster.run(worker, call_method, ENGINE, "choose_cut", tuple(shape), dtype, groups)
-    (cut,) = cluster.fetch(there)
+    remote_cut = cluster.run(worker, call_method, ENGINE, "choose_cut", tuple(shape), dtype, groups)
+    (cut,) = cluster.fetch(remote_cut)
     return cut.record_format
 
 
 def forget_partitions(cluster: Cluster) -> None:
     """Have the workers forget the partitions of a call that has failed, and wait until they do."""
-    cluster.fetch(run_everywhere(cluster, clear_partitions, SITE))
+    remote_results = run_everywhere(cluster, clear_partitions, SITE)
+    cluster.fetch(remote_results)
 
 
 def run_everywhere(
@@ -186,6 +190,7 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
         builder.num_numbered = old_slabs[number].record_format.num_numbered
         # No other name holds the bucket, which the worker frees as soon as it is forgotten here.
         builder.buckets = [(slab_rows, home, builder.sort_bucket(home, number, slab_rows)[0])]
+        # Nor the ordered records, for the same reason.
         made.append(builder.arrange(home, builder.order(home, slab_rows), layout.name))
     builder.buckets.clear()
     for number, slab in zip(missing, fetch_layouts(cluster, made), strict=True):
@@ -246,18 +251,19 @@ class ClusterBuilder(SlabBuilder):
         sizes = TensorSizes(self._nnz, self._shape, self._dtype, self.record_format.groups)
         get_cut = operator.itemgetter(1)  # of `order`'s result
         cuts = _fetch_of_each(cluster, get_cut, ordered)
-        there = cluster.run(cluster.workers[0], choose_common, ENGINE, self._layout, sizes, cuts)
-        (name,) = cluster.fetch(there)
+        worker = cluster.workers[0]  # any one: all have the same kind of device
+        remote_name = cluster.run(worker, choose_common, ENGINE, self._layout, sizes, cuts)
+        (name,) = cluster.fetch(remote_name)
         return name
 
     def count_rows(self) -> np.ndarray:
         """Count the nonzeros of each row of the longest mode; then choose groups and format."""
         cluster = self.cluster
         mode = find_longest_mode(self._shape)
-        counts_of_workers = run_everywhere(
-            cluster, count_partitions, SITE, mode, self._shape[mode], self._labels
-        )
-        counts = np.sum(cluster.fetch(counts_of_workers), axis=0)
+        size = self._shape[mode]
+        remote_counts = run_everywhere(cluster, count_partitions, SITE, mode, size, self._labels)
+        counts_of_workers = cluster.fetch(remote_counts)
+        counts = np.sum(counts_of_workers, axis=0)
         self._nnz = int(counts.sum())
         groups, self.num_numbered = find_groups(
             self._groups, self._shape, self._nnz, self.num_slabs
@@ -271,10 +277,13 @@ class ClusterBuilder(SlabBuilder):
         if wanted is None:
             wanted = range(len(buckets))
         args = [SITE, self.record_format, self._labels, buckets, wanted]
+        num_results = 2 * len(wanted)  # of each bucket its records, then their table
         for worker in cluster.workers:
-            results = cluster.run(worker, split_partitions, *args, num_results=2 * len(wanted))
-            for number, records, table in zip(wanted, results[::2], results[1::2], strict=True):
-                self._parts.setdefault(number, []).append((records, table))
+            results = cluster.run(worker, split_partitions, *args, num_results=num_results)
+            pairs = zip(results[::2], results[1::2], strict=True)
+            for bucket, (records, table) in zip(wanted, pairs, strict=True):
+                parts = self._parts.setdefault(bucket, [])
+                parts.append((records, table))
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[RemoteObject, RemoteObject]:
         """Have a worker merge what all have of a bucket; return its records, and rows' counts."""
@@ -293,8 +302,9 @@ class ClusterBuilder(SlabBuilder):
 def keep_nonzeros(site: Site, number: int, nonzeros: tuple[Array, Array]) -> None:
     """Take coords (ndim, n) and values (n,) as a partition."""
     coords, values = (move(array, np) for array in nonzeros)
+    indices = coords.astype(np.uint32)
     shape = find_least_shape(coords)
-    site.partitions[number] = Partition(coords.astype(np.uint32), values, shape, None)
+    site.partitions[number] = Partition(indices, values, shape, entries=None)
 
 
 def clear_partitions(site: Site) -> None:
@@ -313,8 +323,10 @@ def _place(partition: Partition, mode: int, labels: Labels) -> np.ndarray:
     indices = partition.coords[mode]
     if labels is None or partition.entries is None:
         return indices
-    places = find_places(partition.entries[mode].entries, labels[mode])
-    return places.astype(indices.dtype)[indices]
+    # The indices number the partition's own entries; `places` has the tensor's number of each.
+    entries = partition.entries[mode].entries
+    places = find_places(entries, labels[mode]).astype(indices.dtype)
+    return places[indices]
 
 
 def split_partitions(
@@ -346,7 +358,7 @@ def split_partitions(
                 tables[bucket].append((number, part.shape[0]))
     results = []
     for bucket in wanted:
-        results.append(np.concatenate(records.pop(bucket)))
+        results.append(np.concatenate(records.pop(bucket)))  # popped, so that the parts are freed
         results.append(np.array(tables[bucket], np.int64))
     return results
 
@@ -362,7 +374,8 @@ def merge_bucket(
     segments: list[tuple[int, np.ndarray]] = []  # a partition's number, and its records
     for worker_records, worker_table in zip(records, tables, strict=True):
         numbers, sizes = move(worker_table, np).T
-        parts = np.split(move(worker_records, np), np.cumsum(sizes)[:-1])
+        starts = np.cumsum(sizes)[:-1]  # of all parts but the first
+        parts = np.split(move(worker_records, np), starts)
         segments += zip(numbers.tolist(), parts, strict=True)
     segments.sort(key=operator.itemgetter(0))
     in_sequence = np.concatenate([part for _, part in segments])

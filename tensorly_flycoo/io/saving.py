@@ -30,6 +30,9 @@ from .files import FilePath
 #: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**15
 
+#: The types of a record's words.
+_WORD_DTYPES = {"uint32": np.uint32, "uint64": np.uint64}
+
 #: How the names of arrays begin that are not of a layout, but of the tensor's labels and cells.
 _BESIDE_LAYOUT = ("header", "labels_", "text_", "unknown")
 
@@ -82,13 +85,14 @@ def write_layout(
 ) -> None:
     """Write a layout, with the labels and unknown cells of its tensor, to a file; see `save`."""
     with layout.hold_records():  # no other thread may remap them while they are written
+        record_format = layout.record_format
         header: Header = {
-            "shape": layout.record_format.shape,
-            "groups": layout.record_format.groups,
-            "num_prefixes": layout.record_format.num_prefixes,
-            "dtype": layout.record_format.dtype.name,
+            "shape": record_format.shape,
+            "groups": record_format.groups,
+            "num_prefixes": record_format.num_prefixes,
+            "dtype": record_format.dtype.name,
             "layout": layout.name,
-            "word_dtype": layout.record_format.word_dtype.name,
+            "word_dtype": record_format.word_dtype.name,
             "tile_size": layout.tile_size,
             "norm": layout.norm,
         }
@@ -106,7 +110,8 @@ def describe_labelled(x: LabelledTensor) -> tuple[Header, Iterable[tuple[str, Ar
     header |= array_file.describe_unknown(x.unknown)
     header["value_column"] = array_file.keep_name(x.value_column)
     label_arrays = array_file.list_labels(x.labels)
-    return header, itertools.chain(label_arrays, array_file.list_unknown(x.unknown))
+    unknown_arrays = array_file.list_unknown(x.unknown)
+    return header, itertools.chain(label_arrays, unknown_arrays)
 
 
 def label(x: FlycooTensor, reader: ArrayReader) -> LabelledTensor:
@@ -169,7 +174,8 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
         record_format = read_format(reader)
         cut = find_cut(reader, record_format, engine)
         if cut is not None:
-            x = FlycooTensor._of(engine, read_layout(reader, cut, engine))
+            layout = read_layout(reader, cut, engine)
+            x = FlycooTensor._of(engine, layout)
         else:  # the file has no plan, or one for another kind of device: build it anew
             coords, values = read_records(reader, record_format)
             x = FlycooTensor(
@@ -187,9 +193,10 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
 
 def read_layout(reader: ArrayReader, cut: Cut, engine: Engine) -> Layout:
     """Read and check a layout that fits the engine."""
-    arrays = {
-        name: reader.read(name) for name in reader.names() if not name.startswith(_BESIDE_LAYOUT)
-    }
+    arrays = {}
+    for name in reader.names():
+        if not name.startswith(_BESIDE_LAYOUT):
+            arrays[name] = reader.read(name)
     check_arrays(reader.header["layout"], arrays, cut)
     moved = {name: move(array, engine.xp) for name, array in arrays.items()}
     return make_layout(reader.header, moved, cut, engine)
@@ -214,22 +221,26 @@ def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: Engine) -
         record_format.groups,
         record_format.num_prefixes,
     )
-    is_same = cut.record_format == record_format and cut.tile_size == header["tile_size"]
-    if not is_same:
-        return None
-    return cut
+    has_same_records = cut.record_format == record_format
+    has_same_tiles = cut.tile_size == header["tile_size"]
+    if has_same_records and has_same_tiles:
+        return cut
+    return None
 
 
 def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:
     """Return the coords and values of saved nonzeros, which are not checked."""
+    merged = record_format.merged
+    cls = LAYOUT_CLASSES[reader.header["layout"]]
+    first_copy = cls.name_copies(merged.ndim)[0]  # all copies hold the same nonzeros
+    records_shape = (None, record_format.num_words)
+    records = reader.read(first_copy, records_shape, (record_format.word_dtype,))
     # Building takes memory and time in proportion to the mode sizes, and a header can claim huge
     # ones. A genuine file of such a tensor lists as many empty rows: check that first.
-    merged = record_format.merged
-    name = LAYOUT_CLASSES[reader.header["layout"]].name_copies(merged.ndim)[0]
-    records = reader.read(name, (None, record_format.num_words), (record_format.word_dtype,))
+    nnz = records.shape[0]
     for mode, size in enumerate(merged.shape):
-        if reader.read(f"empty_rows_{mode}").size < size - records.shape[0]:
-            raise ValueError(f"empty_rows_{mode} does not match the header")
+        empty_rows = reader.read(f"empty_rows_{mode}")
+        _require(empty_rows.size >= size - nnz, f"empty_rows_{mode}")
     return record_format.coords(records), record_format.values(records)
 
 
@@ -244,20 +255,21 @@ def read_format(reader: ArrayReader) -> RecordFormat:
         most_prefixes = 2**32  # combinations of the first group's indices are numbered in 32 bits
     if type(num_prefixes) is not int or not 0 <= num_prefixes <= most_prefixes:
         raise ValueError(f"num_prefixes is {num_prefixes!r}, the first group {groups[0]}")
-    unnumbered = groups[1:] if num_prefixes else groups
+    # If those combinations that occur are numbered, the first group may have any number of others.
+    unnumbered = groups
+    if num_prefixes > 0:
+        unnumbered = groups[1:]
     check_products(unnumbered, shape)
-    record_format = RecordFormat.of(
-        shape,
-        VALUE_DTYPES[header["dtype"]].dtype,
-        {"uint32": np.uint32, "uint64": np.uint64}[header["word_dtype"]],
-        groups,
-        num_prefixes,
-    )
+    dtype = VALUE_DTYPES[header["dtype"]].dtype
+    word_dtype = _WORD_DTYPES[header["word_dtype"]]
+    record_format = RecordFormat.of(shape, dtype, word_dtype, groups, num_prefixes)
     check_choice(header["layout"], "layout", LAYOUTS)
-    if type(header["tile_size"]) is not int or not 0 < header["tile_size"] <= 2**32:
-        raise ValueError(f"tile_size is {header['tile_size']!r}")
-    if type(header["norm"]) is not float or not 0 <= header["norm"] < math.inf:
-        raise ValueError(f"norm is {header['norm']!r}")
+    tile_size = header["tile_size"]
+    if type(tile_size) is not int or not 0 < tile_size <= 2**32:
+        raise ValueError(f"tile_size is {tile_size!r}")
+    norm = header["norm"]
+    if type(norm) is not float or not 0 <= norm < math.inf:
+        raise ValueError(f"norm is {norm!r}")
     return record_format
 
 
@@ -273,10 +285,12 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
         _check_records(arrays[name], record_format, name)
     # The plan: rows that go on from tile to tile, rows without nonzeros, and places of records.
     for mode, size in enumerate(merged.shape):
-        carry_rows = arrays[f"carry_rows_{mode}"]
-        _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")
-        _check_limit(carry_rows, size, f"carry_rows_{mode}")
-        _check_limit(arrays[f"empty_rows_{mode}"], size, f"empty_rows_{mode}")
+        carry_name = f"carry_rows_{mode}"
+        carry_rows = arrays[carry_name]
+        _require(carry_rows.min(initial=0) >= NO_ROW, carry_name)
+        _check_limit(carry_rows, size, carry_name)
+        empty_name = f"empty_rows_{mode}"
+        _check_limit(arrays[empty_name], size, empty_name)
     for name in cls.name_ids(merged.ndim):
         _check_limit(arrays[name], nnz, name)
 
@@ -286,32 +300,40 @@ def _check_records(records: np.ndarray, record_format: RecordFormat, name: str) 
     flat = record_format.flat
     for start in range(0, records.shape[0], _CHECK_BLOCK):
         block = records[start : start + _CHECK_BLOCK]
-        _require(np.isfinite(record_format.values(block)).all(), name)
+        values = record_format.values(block)
+        _require(np.isfinite(values).all(), name)
         for mode, size in enumerate(flat.shape):
             if flat.masks[mode] >= size:  # else its bits cannot hold a larger index
-                _check_limit(flat.rows(block, mode), size, name)
+                indices = flat.rows(block, mode)
+                _check_limit(indices, size, name)
 
 
 def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     """Refuse arrays of other names, shapes or dtypes than the layout has; read no element."""
-    left = dict(arrays)  # those that have not been checked
+    unchecked = dict(arrays)  # `_take` removes each array that it checks
     record_format = cut.record_format
     merged = record_format.merged
     cls = LAYOUT_CLASSES[layout]
     copies = cls.name_copies(merged.ndim)
-    _require(copies[0] in left and left[copies[0]].ndim == 2, copies[0])
-    nnz = left[copies[0]].shape[0]
+    first_copy = copies[0]
+    _require(first_copy in arrays, first_copy)
+    records = arrays[first_copy]
+    _require(records.ndim == 2, first_copy)
+    nnz = records.shape[0]
     num_tiles = -(-nnz // cut.tile_size)
-    _require(record_format.num_prefixes <= nnz, copies[0])
+    # Numbered combinations of indices are those of nonzeros.
+    _require(record_format.num_prefixes <= nnz, first_copy)
     for name in copies:
-        _take(left, name, record_format.word_dtype, (nnz, record_format.num_words))
+        _take(unchecked, name, record_format.word_dtype, (nnz, record_format.num_words))
     for mode, size in enumerate(merged.shape):
-        _take(left, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
-        empty_rows = _take(left, f"empty_rows_{mode}", index_dtype(size))
-        _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
+        _take(unchecked, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
+        empty_name = f"empty_rows_{mode}"
+        empty_rows = _take(unchecked, empty_name, index_dtype(size))
+        # A nonzero fills one row at most.
+        _require(size - nnz <= empty_rows.size <= size, empty_name)
     for name in cls.name_ids(merged.ndim):
-        _take(left, name, index_dtype(nnz), (nnz,))
-    _require(not left, ", ".join(left))  # arrays that no layout has
+        _take(unchecked, name, index_dtype(nnz), (nnz,))
+    _require(not unchecked, ", ".join(unchecked))  # arrays that no layout has
 
 
 def _take(
@@ -321,8 +343,9 @@ def _take(
     _require(name in arrays, name)
     array = arrays.pop(name)
     expected_shape = shape or (array.size,)
-    is_right = array.dtype == dtype and array.shape == expected_shape
-    _require(is_right and array.flags.c_contiguous, name)
+    _require(array.dtype == dtype, name)
+    _require(array.shape == expected_shape, name)
+    _require(array.flags.c_contiguous, name)
     return array
 
 

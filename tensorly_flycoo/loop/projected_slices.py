@@ -34,11 +34,13 @@ class ProjectedSlices:
         self._order = self.xp.asarray(x.order)
         self._batches = list(_list_batches(x.heights[x.order]))
         self.num_rows = int(x.row_counts.sum())
-        self.is_row = self.xp.asarray(_mark_rows(x)[:, None])  # and no padding
+        is_row = _mark_rows(x)
+        self.is_row = self.xp.asarray(is_row[:, None])  # and no padding
         # An eigenvalue of a Gram matrix below this part of the largest is rounding: that of the
         # matrix, in float64, or the square of that of the rows.
+        rounding_of_gram = rank * 2.0**-48
         rounding_of_rows = 64 * np.finfo(self.dtype).eps
-        self._cutoff = max(rank * 2.0**-48, rounding_of_rows**2)
+        self._cutoff = max(rounding_of_gram, rounding_of_rows**2)
         self._square = float(self._layout.norm) ** 2
         if center:
             self._square = self._center_square(x)
@@ -54,24 +56,31 @@ class ProjectedSlices:
     def _center_square(self, x: RaggedTensor) -> float:
         """Return the squared norm of the data less the means of the columns."""
         ones = self.xp.ones((x.matrix.shape[0], 1), self.dtype)
-        sums = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
-        centred = self._square - float((sums * sums).sum()) / self.num_rows
-        if centred <= float(np.finfo(self.dtype).eps) * self._square:
+        column_sums = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
+        square_of_sums = float((column_sums * column_sums).sum())
+        # The means have the squared norm sum(mean**2) * num_rows.
+        centred_square = self._square - square_of_sums / self.num_rows
+        rounding = float(np.finfo(self.dtype).eps) * self._square
+        if centred_square <= rounding:
             raise ValueError("center is True, but all rows of tensor_slices are the same")
-        return centred
+        return centred_square
 
     def _average(self, x: RaggedTensor, missing: MissingEntries) -> Array:
         """Return, for each missing entry, the mean of the observed entries in its slice."""
-        ones = self.xp.ones((self.shape[2], 1), self.dtype)
-        row_sums = move(multiply_matricized(self.matrix, 0, (1,), ones), np)[:, 0]
         num_slices = len(x.order)
+        num_columns = self.shape[2]
+        ones = self.xp.ones((num_columns, 1), self.dtype)
+        row_sums = multiply_matricized(self.matrix, 0, (1,), ones)
+        host_row_sums = move(row_sums, np)[:, 0]
         # The matrix has the slices in `x.order`, each padded to its height.
         slices_of_rows = np.repeat(x.order, x.heights[x.order])
-        slices_of_missing = slices_of_rows[move(missing.coords[0], np)]
+        slice_sums = np.bincount(slices_of_rows, host_row_sums, num_slices)
+        rows_of_missing = move(missing.coords[0], np)
+        slices_of_missing = slices_of_rows[rows_of_missing]
         num_missing = np.bincount(slices_of_missing, minlength=num_slices)
-        num_observed = x.row_counts * self.shape[2] - num_missing
-        sums_of_slices = np.bincount(slices_of_rows, row_sums, num_slices)
-        means = sums_of_slices / np.maximum(num_observed, 1)
+        num_observed = x.row_counts * num_columns - num_missing
+        # A slice of which nothing is observed has the mean 0.
+        means = slice_sums / np.maximum(num_observed, 1)
         return self.xp.asarray(means[slices_of_missing], self.dtype)
 
     def impute(self, factors: Sequence[Array]) -> None:
@@ -103,16 +112,25 @@ class ProjectedSlices:
         """
         a, b, c = factors
         rows = self._multiply_columns(c)
-        scaled = a[self._order][:, :, None].astype(np.float64) * b.T[None]
         self.projections = self._products = None  # frees memory
+        # diag(a_k) B^T, for the slices in the order of the matrix.
+        slice_weights = a[self._order].astype(np.float64)
+        scaled = slice_weights[:, :, None] * b.T[None]
+        # The first round: with the Gram matrix V diag(s)^-2 V^T, the columns of X_k C diag(a_k)
+        # B^T V diag(s) are orthonormal.
         grams = scaled.transpose(0, 2, 1) @ self._cross(rows, rows) @ scaled
         vectors, scales = self._find_roots(grams)
-        bases = self._apply(rows, scaled @ (vectors * scales[:, None, :]))
+        scaled_vectors = vectors * scales[:, None, :]
+        bases = self._apply(rows, scaled @ scaled_vectors)
         self._fill(bases, vectors)
         # The second round: bases are orthonormal but for rounding, and so are corrected little.
-        rotations, scales = self._find_roots(self._cross(bases, bases))
-        roots = (rotations * scales[:, None, :]) @ rotations.transpose(0, 2, 1)
-        self.projections = self._apply(bases, roots @ vectors.transpose(0, 2, 1))
+        basis_grams = self._cross(bases, bases)
+        rotations, scales = self._find_roots(basis_grams)
+        scaled_rotations = rotations * scales[:, None, :]
+        inverse_roots = scaled_rotations @ rotations.transpose(0, 2, 1)
+        # The polar factor is the corrected basis times V^T.
+        corrections = inverse_roots @ vectors.transpose(0, 2, 1)
+        self.projections = self._apply(bases, corrections)
 
     def mttkrp(self, weights: None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of the projected slices: (K, R), (R, R) or (J, R)."""
@@ -124,8 +142,11 @@ class ProjectedSlices:
         if self._products is None:
             self._products = self._cross(self.projections, rows)
         if mode == 1:
-            weighted = self._products * a[self._order][:, None, :]
-            sums = sum_columns(weighted.reshape(len(weighted), -1))
+            # The sum over all slices of P_k^T X_k C diag(a_k); a slice is a row of the summands.
+            slice_weights = a[self._order][:, None, :]
+            weighted = self._products * slice_weights
+            summands = weighted.reshape(len(weighted), -1)
+            sums = sum_columns(summands)
             return sums.reshape(b.shape).astype(b.dtype)
         product = self.xp.empty_like(a, order="C")
         product[self._order] = (self._products * b).sum(axis=1)
@@ -136,20 +157,26 @@ class ProjectedSlices:
         a, b, c = factors
         model = self._make_model(a, b)
         data_square = self._square
-        inner = float((self.mttkrp(None, factors, 1) * b).sum(dtype=np.float64))
+        # The inner product of data and model is that of the MTTKRP of B with B.
+        mttkrp = self.mttkrp(None, factors, 1)
+        inner = float((mttkrp * b).sum(dtype=np.float64))
         if self.missing is not None:  # imputed by this model, they have no error
             _, imputed_square, change = self.missing.compare(self.values, None, [model, c])
             data_square = data_square + float(imputed_square)
             inner = inner + float(change)
-        gram = self._cross(model, model).sum(axis=0) * transposed_product(c, c)
-        model_square = float(gram.sum())
+        gram_of_rows = self._cross(model, model).sum(axis=0)
+        products = gram_of_rows * transposed_product(c, c)
+        model_square = float(products.sum())
         residual_square = abs(data_square - 2 * inner + model_square)
-        return float(self.dtype.type(np.sqrt(residual_square / self._square)))
+        error = np.sqrt(residual_square / self._square)
+        return float(self.dtype.type(error))
 
     def cross_columns(self, c: Array) -> Array:
         """Compute (X_k C)^T X_k C for each slice: (K, R, R)."""
+        num_slices = self.shape[0]
+        rank = c.shape[1]
         rows = self._multiply_columns(c)
-        crosses = self.xp.empty((self.shape[0], c.shape[1], c.shape[1]))
+        crosses = self.xp.empty((num_slices, rank, rank))
         crosses[self._order] = self._cross(rows, rows)
         return crosses
 
@@ -168,7 +195,8 @@ class ProjectedSlices:
 
     def _make_model(self, a: Array, b: Array) -> Array:
         """Compute P_k B diag(a_k) for all slices: (rows, R)."""
-        scaled = b * a[self._order][:, None, :].astype(np.float64)
+        slice_weights = a[self._order].astype(np.float64)
+        scaled = b * slice_weights[:, None, :]
         return self._apply(self.projections, scaled)
 
     def _multiply_columns(self, c: Array) -> Array:
@@ -176,7 +204,8 @@ class ProjectedSlices:
         if self._columns[0] is not c:
             self._columns = (None, None)  # frees memory
             self._products = None
-            self._columns = (c, self.center_columns(self._multiply(c, 0)))
+            product = self._multiply(c, 0)
+            self._columns = (c, self.center_columns(product))
         return self._columns[1]
 
     def _multiply(self, columns: Array, mode: int) -> Array:
@@ -191,22 +220,27 @@ class ProjectedSlices:
         """Subtract the means of columns, before a product with the transpose of X or after X C."""
         if not self.is_centred:
             return rows
-        return rows - self.is_row * (sum_columns(rows) / self.num_rows).astype(rows.dtype)
+        means = sum_columns(rows) / self.num_rows
+        return rows - self.is_row * means.astype(rows.dtype)  # padding stays 0
 
     def _split(self, rows: Array) -> Iterator[tuple[slice, slice, Array]]:
         """Yield slices with the same number I of rows, as (number, I, R) in float64."""
+        num_columns = rows.shape[1]
         for slices, place in self._batches:
-            shape = (slices.stop - slices.start, -1, rows.shape[1])
-            yield slices, place, rows[place].reshape(shape).astype(np.float64, copy=False)
+            num_slices = slices.stop - slices.start
+            block = rows[place].reshape(num_slices, -1, num_columns)
+            yield slices, place, block.astype(np.float64, copy=False)
 
     def _cross(self, left: Array, right: Array) -> Array:
         """Multiply the transposed rows of each slice by those of another matrix: (K, R, R)."""
-        products = self.xp.zeros((self.shape[0], left.shape[1], right.shape[1]))
-        for (slices, _, a), (_, _, b) in zip(self._split(left), self._split(right), strict=True):
-            if len(a) == 1:  # which may be tall
-                products[slices] = transposed_product(a[0], b[0])
+        num_slices = self.shape[0]
+        products = self.xp.zeros((num_slices, left.shape[1], right.shape[1]))
+        pairs = zip(self._split(left), self._split(right), strict=True)
+        for (slices, _, left_block), (_, _, right_block) in pairs:
+            if len(left_block) == 1:  # which may be tall
+                products[slices] = transposed_product(left_block[0], right_block[0])
             else:
-                products[slices] = a.transpose(0, 2, 1) @ b
+                products[slices] = left_block.transpose(0, 2, 1) @ right_block
         return products
 
     def _apply(self, rows: Array, matrices: Array) -> Array:
@@ -223,8 +257,10 @@ class ProjectedSlices:
     def _find_roots(self, grams: Array) -> tuple[Array, Array]:
         """Return eigenvectors (K, R, R) and inverse roots of eigenvalues, 0 for those near 0."""
         values, vectors = eigh(grams)
-        is_kept = values > self._cutoff * values.max(axis=1, keepdims=True)
-        return vectors, is_kept / np.sqrt(np.where(is_kept, values, 1.0))
+        largest = values.max(axis=1, keepdims=True)
+        is_kept = values > self._cutoff * largest
+        roots = np.sqrt(np.where(is_kept, values, 1.0))  # 1 where the quotient is 0 anyway
+        return vectors, is_kept / roots
 
     def _fill(self, rows: Array, vectors: Array) -> None:
         """Replace columns that are zero, but for rounding, by columns orthogonal to the others.
@@ -232,17 +268,21 @@ class ProjectedSlices:
         They are drawn from a fixed seed, so that results are reproducible.
         """
         for slices, place, block in self._split(rows):
-            is_zero = (block * block).sum(axis=1, keepdims=True) < 0.5  # the others have norm 1
+            squares = (block * block).sum(axis=1, keepdims=True)
+            is_zero = squares < 0.5  # the others have norm 1
             if not is_zero.any():
                 continue
             basis = np.where(is_zero, 0.0, block)
-            size, rank = basis.shape[1:]
-            numbers = self.xp.asarray(np.random.RandomState(0).random_sample((size, rank)))
+            _, size, rank = basis.shape
+            random_state = np.random.RandomState(0)
+            numbers = self.xp.asarray(random_state.random_sample((size, rank)))
             # Between -1 and 1, over the root: columns of a norm near 1.
-            filling = ((2 * numbers - 1) / np.sqrt(size)) @ vectors[slices]
+            random_columns = (2 * numbers - 1) / np.sqrt(size)
+            filling = random_columns @ vectors[slices]
             filling *= self.is_row[place].reshape(-1, size, 1)
             filling -= basis @ (basis.transpose(0, 2, 1) @ filling)  # now orthogonal to the basis
-            rows[place] = np.where(is_zero, filling, basis).reshape(-1, rank)
+            filled_basis = np.where(is_zero, filling, basis)
+            rows[place] = filled_basis.reshape(-1, rank)
 
 
 def absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
@@ -255,10 +295,13 @@ def absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
 
 def _mark_rows(x: RaggedTensor) -> np.ndarray:
     """Mark the rows of the matrix of all slices that are rows of a slice, and no padding."""
+    # Each of these in the order in which the matrix has the slices.
     heights = x.heights[x.order]
-    first_rows = np.repeat(x.starts[x.order], heights)
-    places_in_slices = np.arange(heights.sum()) - first_rows
-    return places_in_slices < np.repeat(x.row_counts[x.order], heights)
+    starts = x.starts[x.order]
+    row_counts = x.row_counts[x.order]
+    # For each row of the matrix: its place in its slice, which is padding from some row on.
+    places_in_slices = np.arange(heights.sum()) - np.repeat(starts, heights)
+    return places_in_slices < np.repeat(row_counts, heights)
 
 
 def _list_batches(heights: np.ndarray) -> Iterator[tuple[slice, slice]]:
@@ -269,8 +312,8 @@ def _list_batches(heights: np.ndarray) -> Iterator[tuple[slice, slice]]:
     """
     first = 0
     first_row = 0
-    heights_and_counts = np.stack(np.unique(heights, return_counts=True)).T
-    for height, count in heights_and_counts.tolist():
+    distinct_heights, counts = np.unique(heights, return_counts=True)
+    for height, count in zip(distinct_heights.tolist(), counts.tolist(), strict=True):
         step = count
         if height > _MAX_BATCHED_ROWS:
             step = 1

@@ -101,10 +101,14 @@ def core_consistency(x: LabelledData, cp_tensor: Any, mask: Mask = None) -> floa
     difference = 0.0  # squared, of the core and one with ones on its superdiagonal
     for start, block_on_device in _iterate_core(x, inverses):
         block = move(block_on_device, np)  # compiling CuPy's sums would take seconds
-        numbers = np.arange(start, start + block.shape[-1])
-        superdiagonal = (numbers,) * (x.ndim - 1)
-        block[(*superdiagonal, numbers - start)] -= 1
-        difference += float((block**2).sum(dtype=np.float64))
+        # The superdiagonal has equal indices in all modes; the last ones count from `start` here.
+        num_columns = block.shape[-1]
+        components = np.arange(start, start + num_columns)
+        first_indices = (components,) * (x.ndim - 1)
+        last_index = components - start
+        block[(*first_indices, last_index)] -= 1
+        squares = block**2
+        difference += float(squares.sum(dtype=np.float64))
     return 100 - 100 * difference / rank
 
 
@@ -113,14 +117,18 @@ def _impute(x: FlycooTensor, cp_tensor: Any, mask: Any) -> FlycooTensor:
     missing = find_missing(x, mask, lists=True)
     if missing is None:
         return x
-    return missing.fill(missing.impute(*take_model(cp_tensor)))
+    weights, factors = take_model(cp_tensor)
+    values = missing.impute(weights, factors)
+    return missing.fill(values)
 
 
 def _invert_transposed(factor: Array) -> Array:
     """Return the transposed pseudo-inverse (I, R) of a factor, by its QR decomposition."""
+    # A = Q R has the pseudo-inverse R^+ Q^T, of which this is the transposed.
     q, r = qr(factor)
-    inverse = np.linalg.pinv(move(r, np).astype(np.float64)).T
-    return q @ array_module(q).asarray(inverse.astype(q.dtype))
+    host_r = move(r, np).astype(np.float64)
+    transposed_inverse = np.linalg.pinv(host_r).T.astype(q.dtype)
+    return q @ array_module(q).asarray(transposed_inverse)
 
 
 def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int, Array]]:
@@ -130,24 +138,30 @@ def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int,
     the combinations of their indices. First the other modes are multiplied, which leaves a row of
     products for each combination; then the merged modes.
     """
+    xp = x._engine.xp
     rank = inverses[0].shape[1]
     merged = _choose_merged(x, rank)
     other_modes = [n for n in range(x.ndim) if n not in merged]
-    last = other_modes[-1]
+    last_mode = other_modes[-1]
     merged_tensor, merged_mode, places = merge_modes(x, merged, x.dtype)
     # A block takes some columns of the last factor: as many as the workspace allows.
-    products_per_column = _count_rows(x, merged) * rank ** (len(other_modes) - 1)
+    num_full_modes = len(other_modes) - 1
+    products_per_column = _count_rows(x, merged) * rank**num_full_modes
     block_size = max(1, _BLOCK_NUMBERS // products_per_column)
     factors = {places[n]: inverses[n] for n in other_modes}
     for start in range(0, rank, block_size):
-        columns = inverses[last][:, start : start + block_size]
-        factors[places[last]] = array_module(columns).ascontiguousarray(columns)
+        columns = inverses[last_mode][:, start : start + block_size]
+        factors[places[last_mode]] = xp.ascontiguousarray(columns)
         rows, numbers = multiply_nonempty_rows(merged_tensor, merged_mode, factors)
         if start == 0:  # the rows are the same for all columns
-            ids = x._engine.xp.arange(merged_tensor.shape[merged_mode])[numbers]
+            num_combinations = merged_tensor.shape[merged_mode]
+            ids = xp.arange(num_combinations)[numbers]
             products = _multiply_merged(x, merged, inverses, ids)
+        # The merged modes come first; the sequence of modes does not change the sum of squares.
         block = products.T @ rows
-        yield start, block.reshape((rank,) * (x.ndim - 1) + (columns.shape[1],))
+        num_columns = columns.shape[1]
+        block_shape = (rank,) * (x.ndim - 1) + (num_columns,)
+        yield start, block.reshape(block_shape)
 
 
 def _multiply_merged(
@@ -158,11 +172,18 @@ def _multiply_merged(
     Each of the `ids` (n,) numbers one combination of the modes' indices, the last mode fastest; so
     does the place of a product number the combination of its columns.
     """
-    products = inverses[merged[-1]][ids % x.shape[merged[-1]]]
-    for n in merged[-2::-1]:
-        ids = ids // x.shape[n + 1]
-        products = inverses[n][ids % x.shape[n], :, None] * products[:, None]
-        products = products.reshape(len(products), -1)
+    last_mode = merged[-1]
+    indices = ids % x.shape[last_mode]
+    products = inverses[last_mode][indices]
+    # From the last mode to the first: `prefixes` number the combinations of this mode and those
+    # before it, so that the remainder is its own index.
+    prefixes = ids
+    for mode in merged[-2::-1]:
+        prefixes = prefixes // x.shape[mode + 1]
+        indices = prefixes % x.shape[mode]
+        rows = inverses[mode][indices]
+        outer_products = rows[:, :, None] * products[:, None, :]
+        products = outer_products.reshape(len(outer_products), -1)
     return products
 
 
@@ -173,17 +194,22 @@ def _choose_merged(x: FlycooTensor, rank: int) -> Sequence[int]:
     """
 
     def count_operations(modes: Sequence[int]) -> int:
-        num_products = x.nnz * rank ** (x.ndim - len(modes))
-        return num_products + _count_rows(x, modes) * rank**x.ndim
+        # The other modes are multiplied nonzero by nonzero, the merged ones row by row.
+        num_other_modes = x.ndim - len(modes)
+        num_of_others = x.nnz * rank**num_other_modes
+        num_of_merged = _count_rows(x, modes) * rank**x.ndim
+        return num_of_others + num_of_merged
 
-    shortest = [min(range(x.ndim), key=lambda n: x.shape[n])]
-    fitting = []
+    shortest_mode = min(range(x.ndim), key=lambda n: x.shape[n])
+    shortest = [shortest_mode]
+    candidates = []
     for first, end in combinations(range(x.ndim + 1), 2):
         modes = range(first, end)
-        is_small = _count_rows(x, modes) * rank ** len(modes) <= _BLOCK_NUMBERS
-        if len(modes) < x.ndim and is_small:
-            fitting.append(modes)
-    best = min(fitting, key=count_operations, default=shortest)
+        # The array of `_multiply_merged`, which is formed whole.
+        num_products = _count_rows(x, modes) * rank ** len(modes)
+        if len(modes) < x.ndim and num_products <= _BLOCK_NUMBERS:
+            candidates.append(modes)
+    best = min(candidates, key=count_operations, default=shortest)
     if 4 * count_operations(best) < count_operations(shortest):
         return list(best)
     return shortest

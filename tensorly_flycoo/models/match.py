@@ -76,8 +76,9 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     if shape1 != shape2:
         raise ValueError(f"cp_tensor2 has shape {shape2}, expected {shape1} as cp_tensor1")
     xp = array_module(factors1[0])
-    second = map_arrays(lambda array: move(array, xp), (weights2, factors2))
-    scores = _score_components((weights1, factors1), second, consider_weights)
+    model1 = (weights1, factors1)
+    model2 = map_arrays(lambda array: move(array, xp), (weights2, factors2))
+    scores = _score_components(model1, model2, consider_weights)
     return _match_components(scores)
 
 
@@ -87,14 +88,15 @@ def _sort_rows(factors: Sequence[Array], labels: Labels, wanted: Labels) -> list
         raise ValueError(
             f"cp_tensor2 has the modes {[*labels]}, expected {[*wanted]} as cp_tensor1"
         )
-    in_order = []
+    sorted_factors = []
     for name, factor in zip(wanted, factors, strict=True):
         if np.array_equal(labels[name], wanted[name]):
-            in_order.append(factor)
+            sorted_factors.append(factor)
             continue
+        xp = array_module(factor)
         rows = _find_rows(name, labels[name], wanted[name])
-        in_order.append(factor[array_module(factor).asarray(rows)])
-    return in_order
+        sorted_factors.append(factor[xp.asarray(rows)])
+    return sorted_factors
 
 
 def _find_rows(name: str, labels: np.ndarray, wanted: np.ndarray) -> list[int]:
@@ -104,11 +106,11 @@ def _find_rows(name: str, labels: np.ndarray, wanted: np.ndarray) -> list[int]:
         labels = labels.astype(unit)
         wanted = wanted.astype(unit)
     places = {label: place for place, label in enumerate(labels.tolist())}
-    lacking = [label for label in wanted.tolist() if label not in places]
-    if lacking:
+    missing_labels = [label for label in wanted.tolist() if label not in places]
+    if missing_labels:
         raise ValueError(
-            f"cp_tensor2 lacks the label {lacking[0]!r} of mode {name!r}, which cp_tensor1 has: "
-            "make both tensors with from_dataframe(..., labels=)"
+            f"cp_tensor2 lacks the label {missing_labels[0]!r} of mode {name!r}, which cp_tensor1 "
+            "has: make both tensors with from_dataframe(..., labels=)"
         )
     if labels.size > wanted.size:
         raise ValueError(
@@ -124,10 +126,16 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     rank = models[0][0].shape[1]
     xp = array_module(models[0][0])
     # Side by side, their columns are those of one model, whose components are scored at once.
-    columns = [xp.concatenate(factors, axis=1) for factors in zip(*models, strict=True)]
-    scores = _score_components((None, columns), (None, columns), consider_weights=True)
-    blocks = scores.reshape(count, rank, count, rank).swapaxes(1, 2)
-    return np.array([[_match_components(block) for block in row] for row in blocks])
+    factors_by_mode = zip(*models, strict=True)
+    columns = [xp.concatenate(factors, axis=1) for factors in factors_by_mode]
+    joint_model = (None, columns)
+    component_scores = _score_components(joint_model, joint_model, consider_weights=True)
+    # A block (R, R) for each pair of models.
+    blocks = component_scores.reshape(count, rank, count, rank).swapaxes(1, 2)
+    model_scores = np.empty((count, count))
+    for first, second in np.ndindex(count, count):
+        model_scores[first, second] = _match_components(blocks[first, second])
+    return model_scores
 
 
 def align(models: Iterable[Any], reference: Any) -> list[list[np.ndarray]]:
@@ -138,15 +146,20 @@ def align(models: Iterable[Any], reference: Any) -> list[list[np.ndarray]]:
     """
     _, reference_factors = _normalize_on_host(reference)
     record = find_record(reference)
-    is_bias = find_biases(record, reference_factors[0].shape[1])
+    rank = reference_factors[0].shape[1]
+    is_bias = find_biases(record, rank)
     bias_modes = () if record is None else record.bias_modes
-    may_match = np.eye(is_bias.size, dtype=bool) | ~(is_bias[:, None] | is_bias)
+    # A bias may match itself alone; the other components may match each other.
+    is_same = np.eye(rank, dtype=bool)
+    has_bias = is_bias[:, None] | is_bias
+    may_match = is_same | ~has_bias
     aligned = []
     for model in models:
         weights, factors = _normalize_on_host(model)
         pairs = zip(reference_factors, factors, strict=True)
         products = [reference_factor.T @ factor for reference_factor, factor in pairs]
-        scores = np.where(may_match, abs(multiply_all(products)), -1)
+        similarities = abs(multiply_all(products))
+        scores = np.where(may_match, similarities, -1)
         _, order = linear_sum_assignment(scores, maximize=True)
         signs = []
         for product in products:
@@ -155,17 +168,21 @@ def align(models: Iterable[Any], reference: Any) -> list[list[np.ndarray]]:
         for component, mode in enumerate(bias_modes):
             if 0 <= mode < len(signs):
                 # The other factors hold ones: the bias takes the sign that makes them positive.
-                signs[mode][component] = multiply_all(signs, skip=mode)[component]
-        sorted_factors = []
+                other_signs = multiply_all(signs, skip=mode)
+                signs[mode][component] = other_signs[component]
+        aligned_factors = []
         for factor, signs_of_mode in zip(factors, signs, strict=True):
-            sorted_factors.append(factor[:, order] * signs_of_mode)
-        aligned.append([weights[order] * multiply_all(signs), *sorted_factors])
+            aligned_factors.append(factor[:, order] * signs_of_mode)
+        # The weight takes the opposite of all changes of sign: the model stays the same.
+        aligned_weights = weights[order] * multiply_all(signs)
+        aligned.append([aligned_weights, *aligned_factors])
     return aligned
 
 
 def _normalize_on_host(cp_tensor: Any) -> Any:
     """Return weights, and factors whose columns have norm 1, on the host."""
-    weights, factors = map_arrays(lambda array: move(array, np), take_model(cp_tensor))
+    model = take_model(cp_tensor)
+    weights, factors = map_arrays(lambda array: move(array, np), model)
     return normalize(weights, factors)
 
 
@@ -175,7 +192,9 @@ def _match_components(scores: np.ndarray) -> float:
     >>> _match_components(np.array([[0.1, 0.9], [0.7, 0.8]]))
     0.8
     """
-    return float(scores[linear_sum_assignment(scores, maximize=True)].mean())
+    components1, components2 = linear_sum_assignment(scores, maximize=True)
+    matched_scores = scores[components1, components2]
+    return float(matched_scores.mean())
 
 
 def _score_components(
@@ -192,25 +211,29 @@ def _score_components(
     scores: Any = 1.0
     for factor1, factor2, norm1, norm2 in zip(factors1, factors2, norms1, norms2, strict=True):
         product = move(transposed_product(factor1, factor2), np)
-        scores = scores * product / (_or_one(norm1)[:, None] * _or_one(norm2))
+        norm_products = _or_one(norm1)[:, None] * _or_one(norm2)
+        scores = scores * product / norm_products
     if consider_weights:
-        sizes1 = _find_sizes(weights1, norms1)
+        sizes1 = _find_sizes(weights1, norms1)[:, None]
         sizes2 = _find_sizes(weights2, norms2)
-        larger = np.maximum(sizes1[:, None], sizes2)
-        scores = scores * (1 - np.abs(sizes1[:, None] - sizes2) / _or_one(larger))
+        differences = np.abs(sizes1 - sizes2)
+        larger_sizes = np.maximum(sizes1, sizes2)
+        scores = scores * (1 - differences / _or_one(larger_sizes))
     return np.abs(scores)
 
 
 def _find_norms(factor: Array) -> np.ndarray:
     """Return the norm of each column, on the host."""
-    return np.sqrt(move(transposed_product(factor, factor), np).diagonal())
+    gram = move(transposed_product(factor, factor), np)
+    return np.sqrt(gram.diagonal())
 
 
 def _find_sizes(weights: Array | None, norms: list[np.ndarray]) -> np.ndarray:
     """Return the norm of each component, the product of its columns' norms."""
     if weights is None:
         return multiply_all(norms)
-    return multiply_all([abs(move(weights, np)), *norms])
+    host_weights = move(weights, np)
+    return multiply_all([abs(host_weights), *norms])
 
 
 def _or_one(norms: np.ndarray) -> np.ndarray:

@@ -32,7 +32,10 @@ def make_left_vectors_non_negative(
     if kind not in ("nndsvd", "nndsvda"):
         raise ValueError(f"non_negative is {kind!r}, expected True, 'nndsvda' or 'nndsvd'")
     parts = _choose_parts(unfolding, left, values)
-    parts[:, :1] = np.sqrt(values[:1]) * np.abs(left[:, :1])  # the leading pair has one sign
+    # The leading pair has one sign, so both parts together are the vector itself.
+    leading_vector = np.abs(left[:, :1])
+    leading_scale = np.sqrt(values[:1])
+    parts[:, :1] = leading_scale * leading_vector
     eps = np.finfo(unfolding.dtype).eps
     if kind == "nndsvd":
         return np.maximum(parts - eps, 0)
@@ -45,41 +48,58 @@ def make_left_vectors_non_negative(
 def _choose_parts(unfolding: Unfolding, left: Array, values: Array) -> Array:
     """Return, scaled, the part of each left vector with the larger product of norms."""
     xp = array_module(left)
-    right_norms = _find_right_norms(unfolding, left, values)
-    signed_parts = [np.maximum(left, 0), np.maximum(-left, 0)]
-    left_norms = [np.linalg.norm(part, axis=0) for part in signed_parts]
-    products = [norms * left_norms[sign] for sign, norms in enumerate(right_norms)]
-    is_positive = products[0] > products[1]
-    parts = xp.where(is_positive, *signed_parts)
-    norms = xp.where(is_positive, *left_norms)
-    scales = np.sqrt(values * xp.where(is_positive, *products))
-    return parts * (scales / xp.where(norms > 0, norms, 1))
+    right_positive_norms, right_negative_norms = _find_right_norms(unfolding, left, values)
+    positive_part = np.maximum(left, 0)
+    negative_part = np.maximum(-left, 0)
+    positive_norms = np.linalg.norm(positive_part, axis=0)
+    negative_norms = np.linalg.norm(negative_part, axis=0)
+    positive_products = right_positive_norms * positive_norms
+    negative_products = right_negative_norms * negative_norms
+    # One choice for each component.
+    is_positive = positive_products > negative_products
+    parts = xp.where(is_positive, positive_part, negative_part)
+    norms = xp.where(is_positive, positive_norms, negative_norms)
+    products = xp.where(is_positive, positive_products, negative_products)
+    # The part has norm 1 before it is scaled; a part of zeros stays one.
+    scales = np.sqrt(values * products)
+    divisors = xp.where(norms > 0, norms, 1)
+    return parts * (scales / divisors)
 
 
 def _find_right_norms(unfolding: Unfolding, left: Array, values: Array) -> Array:
     """Compute the norms (2, R) of the positive and negative parts of the right vectors."""
     gram, scale = unfolding.gram
     xp = array_module(left)
-    squares = xp.zeros((2, left.shape[1]))
+    rank = left.shape[1]
+    squares = xp.zeros((2, rank))
     # A value alone in its column gives an element with the sign of its product with the part.
     squares += _weigh_single_squares(gram.squares, np.maximum(left, 0))
-    negative_squares = _weigh_single_squares(gram.squares, np.minimum(left, 0))
-    squares += negative_squares[::-1]  # times a negative part, signs change
-    block = xp.ascontiguousarray(left[gram.rows].astype(gram.dtype))
-    for part in gram.reduce_right_products(block, _sum_squares_by_sign):
-        squares += part
+    flipped_squares = _weigh_single_squares(gram.squares, np.minimum(left, 0))
+    squares += flipped_squares[::-1]  # times a negative part, signs change
+    # All other columns: their products with the left vectors, some columns at a time.
+    left_rows = left[gram.rows].astype(gram.dtype)
+    left_block = xp.ascontiguousarray(left_rows)
+    for squares_of_columns in gram.reduce_right_products(left_block, _sum_squares_by_sign):
+        squares += squares_of_columns
+    # The right vectors are these products over the singular values.
     norms = scale * np.sqrt(squares)
-    return (norms / xp.where(values > 0, values, 1)).astype(left.dtype)
+    divisors = xp.where(values > 0, values, 1)
+    return (norms / divisors).astype(left.dtype)
 
 
 def _weigh_single_squares(squares: Array, part: Array) -> Array:
     """Sum the squares (2, I) of values alone in their columns, times those of a part: (2, R)."""
+    xp = array_module(part)
+    positive_squares, negative_squares = squares
     weights = part.astype(np.float64) ** 2
-    return array_module(part).stack([squares_of_sign @ weights for squares_of_sign in squares])
+    return xp.stack([positive_squares @ weights, negative_squares @ weights])
 
 
 def _sum_squares_by_sign(right: Array) -> Array:
     """Sum the squares of the positive and of the negative elements of each column: (2, R)."""
-    parts = [np.maximum(right, 0), np.minimum(right, 0)]
-    squares = [part.astype(np.float64) ** 2 for part in parts]
-    return array_module(right).stack([square.sum(axis=0) for square in squares])
+    xp = array_module(right)
+    sums = []
+    for part in (np.maximum(right, 0), np.minimum(right, 0)):
+        squares = part.astype(np.float64) ** 2
+        sums.append(squares.sum(axis=0))
+    return xp.stack(sums)

@@ -88,12 +88,12 @@ def describe(unknown: Any, shape: Sequence[int], names: Sequence[str]) -> str:
         return "no cells"
     if isinstance(unknown, str):
         return "all cells without a row"
-    listed = list_modes(unknown.shape, shape)
+    listed_modes = list_modes(unknown.shape, shape)
     plural = "" if unknown.nnz == 1 else "s"
-    if len(listed) == len(shape):
+    if len(listed_modes) == len(shape):
         return f"{unknown.nnz:,} cell{plural}"
-    kind = "slice" if len(listed) == 1 else "block"
-    listed_names = " x ".join(names[mode] for mode in listed)
+    kind = "slice" if len(listed_modes) == 1 else "block"
+    listed_names = " x ".join(names[mode] for mode in listed_modes)
     return f"{unknown.nnz:,} {kind}{plural} of {listed_names}"
 
 
@@ -101,8 +101,11 @@ def are_same(unknown1: Any, unknown2: Any) -> bool:
     """Return whether the same cells are unknown."""
     if unknown1 is None or unknown2 is None:
         return unknown1 is unknown2
-    if isinstance(unknown1, str) or isinstance(unknown2, str):
-        return isinstance(unknown1, str) and isinstance(unknown2, str)
+    # The only text is "all".
+    is_text1 = isinstance(unknown1, str)
+    is_text2 = isinstance(unknown2, str)
+    if is_text1 or is_text2:
+        return is_text1 and is_text2
     have_same_shape = unknown1.shape == unknown2.shape
     return have_same_shape and np.array_equal(unknown1.coords, unknown2.coords)
 
@@ -123,10 +126,11 @@ def list_cells(coords: np.ndarray, sizes: Sequence[int], shape: Sequence[int]) -
     whole_modes = [mode for mode in range(len(shape)) if mode not in listed_modes]
     block_shape = [shape[mode] for mode in whole_modes]
     block_size = num_cells(block_shape)
-    inside = np.indices(block_shape).reshape(len(whole_modes), block_size)
+    # Block by block: the block's own coords, and those of its cells in the modes that it fills.
     cells = np.repeat(coords, block_size, axis=1)
+    coords_in_block = np.indices(block_shape).reshape(len(whole_modes), block_size)
     num_blocks = coords.shape[1]
-    cells[whole_modes] = np.tile(inside, num_blocks)
+    cells[whole_modes] = np.tile(coords_in_block, num_blocks)
     return cells
 
 
@@ -137,9 +141,11 @@ def mark_unknown(data: COO, mask: Any) -> COO:
     cells = list_cells(mask.coords, mask.shape, data.shape)
     cells, _ = count_each(cells, data.shape)  # sorted
     is_unknown, _ = find_places(cells, data.coords, np)
-    coords = np.concatenate([data.coords[:, ~is_unknown], cells], axis=1)
+    known_coords = data.coords[:, ~is_unknown]
+    known_values = data.data[~is_unknown]
     marks = np.full(cells.shape[1], np.nan, data.dtype)
-    values = np.concatenate([data.data[~is_unknown], marks])
+    coords = np.concatenate([known_coords, cells], axis=1)
+    values = np.concatenate([known_values, marks])
     return sparse.COO(coords, values, data.shape)
 
 
@@ -151,7 +157,7 @@ def find_blocks(cells: np.ndarray, shape: Sequence[int]) -> COO:
         fibres = cells.copy()
         fibres[mode] = 0
         blocks, counts = count_each(fibres, sizes)
-        are_whole = counts.size > 0 and (counts == size).all()
+        are_whole = counts.size > 0 and np.all(counts == size)
         if size > 1 and are_whole:
             cells = blocks
             sizes[mode] = 1
@@ -191,13 +197,17 @@ def count_each(cells: np.ndarray, shape: Sequence[int]) -> tuple[np.ndarray, np.
     """Return the distinct ones of some cells (ndim, count), sorted, and how often each occurs."""
     if num_cells(shape) >= 2**63:  # their numbers would overflow
         return np.unique(cells, axis=1, return_counts=True)
-    keys, counts = np.unique(np.ravel_multi_index([*cells], shape), return_counts=True)
-    return np.stack(np.unravel_index(keys, shape)), counts
+    # Each cell as one number, which is faster to sort than columns.
+    keys = np.ravel_multi_index(tuple(cells), shape)
+    distinct_keys, counts = np.unique(keys, return_counts=True)
+    distinct_cells = np.unravel_index(distinct_keys, shape)
+    return np.stack(distinct_cells), counts
 
 
 def count_cells(mask: Any, shape: Sequence[int]) -> int:
     """Count the unknown cells of a mask, those of its blocks too."""
-    return int(mask.nnz) * (num_cells(shape) // num_cells(mask.shape))
+    block_size = num_cells(shape) // num_cells(mask.shape)
+    return int(mask.nnz) * block_size
 
 
 def reduce(x: FlycooTensor, unknown: Any, gone: Sequence[int], name: str) -> tuple[Any, Unknown]:
@@ -208,7 +218,8 @@ def reduce(x: FlycooTensor, unknown: Any, gone: Sequence[int], name: str) -> tup
     if isinstance(unknown, str):
         return _reduce_stored(x, gone, name)
     known_part = _omit_unknown(x, unknown)
-    num_known = num_cells(x.shape) - count_cells(unknown, x.shape)
+    num_unknown = count_cells(unknown, x.shape)
+    num_known = num_cells(x.shape) - num_unknown
     if name in ("max", "min"):
         num_zeros = num_known - known_part.nnz
         return known_part._find_extreme(gone, name, num_zeros=num_zeros), None
@@ -217,8 +228,8 @@ def reduce(x: FlycooTensor, unknown: Any, gone: Sequence[int], name: str) -> tup
         return _divide_known(total, num_known, name), None
     counts = CellCounts(unknown, x.shape, gone)
     if not isinstance(total, FlycooTensor):
-        num_known_of_rows = counts.count_known(total.size)
-        return _divide_known(total, num_known_of_rows, name), None
+        known_counts = counts.count_known(total.size)
+        return _divide_known(total, known_counts, name), None
     if name == "mean":
         return average(total, counts), counts.find_unknown()
     return total, counts.find_unknown()
@@ -229,7 +240,9 @@ def _reduce_stored(x: FlycooTensor, gone: Sequence[int], name: str) -> tuple[Any
     if name in ("max", "min"):
         return x._find_extreme(gone, name, num_zeros=0), None
     total: Any = x.sum(gone)
-    ones = x.map(lambda values: values != 0).astype(np.float64)
+    # The known cells are those stored: the sum of a one for each counts them.
+    is_nonzero = x.map(lambda values: values != 0)
+    ones = is_nonzero.astype(np.float64)
     num_known: Any = ones.sum(gone)
     if isinstance(total, FlycooTensor):
         return _average_stored(total, num_known, name), "all"
@@ -253,7 +266,8 @@ def _average_stored(total: FlycooTensor, num_known: FlycooTensor, name: str) -> 
     if name == "sum":
         return total
     cells, counts = num_known.nonzeros()
-    return rebuild(total, _divide, [*range(total.ndim)], cells, counts, 1)
+    all_modes = list(range(total.ndim))
+    return rebuild(total, _divide, all_modes, cells, counts, 1)
 
 
 def check_kept(num_left: int, num_known: int) -> None:
@@ -305,8 +319,9 @@ def average(total: FlycooTensor, counts: CellCounts) -> FlycooTensor:
 
 def _omit_unknown(x: FlycooTensor, mask: Any) -> FlycooTensor:
     """Return a tensor without the nonzeros at the cells of a mask."""
-    modes = list_modes(mask.shape, x.shape)
-    return omit_entries(x, modes, mask.coords[modes])
+    listed_modes = list_modes(mask.shape, x.shape)
+    blocks = mask.coords[listed_modes]
+    return omit_entries(x, listed_modes, blocks)
 
 
 def _divide(
