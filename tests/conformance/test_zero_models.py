@@ -41,6 +41,7 @@ def test_a_parafac_that_was_imported_before_the_package(events):
         inspect.unwrap(tl.decomposition.parafac)(events, 3)
 
 
+@pytest.mark.slow
 def test_dense_tensorly_raises_too():
     x = draw_events((60, 7, 80, 24), 80)
     with (

@@ -148,6 +148,7 @@ def test_slices_are_left_out_of_parafac2(kind, n_folds):
     np.testing.assert_allclose(found.scores, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_planted_components_of_slices_are_found_again_and_others_are_not():
     slices = as_csr(make_slices(np.random.default_rng(1).integers(6, 15, 20))[0])
     scores = [replicability(slices, rank, n_starts=4, **PARAFAC2).scores.min() for rank in (3, 5)]
