@@ -81,7 +81,7 @@ def choose_ridge(problem: Problem, splits: Iterator[Split]) -> tuple[float, Tria
 
 
 def _hold_out(problem: Problem, split: Split) -> tuple[RowSolver, ObservedEntries]:
-    """Return what fits rows to one part of a split, and the entries that judge its models."""
+    """Return the solver of rows for the fitted part of a split, and the entries that judge it."""
     fitted, rest = split
     held_out = fitted.find_fair(rest)
     return problem.make_rows(fitted, RIDGES[0]), held_out

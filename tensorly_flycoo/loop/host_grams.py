@@ -63,9 +63,9 @@ class HostGrams:
         return math.sqrt(abs(float(norm) ** 2 + model_square - 2 * inner))
 
     def _find(self, factor: np.ndarray, whole: np.ndarray | None) -> _CachedHostGram:
-        """Return what is known of a factor; compute its Gram matrix if that is not.
+        """Return the cached Gram matrix of a factor; compute and keep it if there is none.
 
-        `whole` is what `_find_whole` returns of the factor.
+        `whole` is the array that `_find_whole` returns for the factor.
         """
         cached = self._cached.get(id(whole))
         # Another array may have got the id of one that is gone.
@@ -74,7 +74,7 @@ class HostGrams:
         return cached
 
     def _keep(self, factor: np.ndarray | None, gram: np.ndarray, *solved: Any) -> _CachedHostGram:
-        """Keep what is known of a whole factor while that lives; `solved` of an MTTKRP, if any."""
+        """Keep a factor's Gram matrix while the factor lives; `solved` is of its MTTKRP, if any."""
         if factor is None:
             return _CachedHostGram(lambda: None, gram)
         for number, old in list(self._cached.items()):
