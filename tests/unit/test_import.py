@@ -101,14 +101,17 @@ except ImportError as error:
 
 
 def test_import_takes_at_most_a_fifth_as_long_as_tensorly_and_sparse(tmp_path):
-    """All of them with bytecode, which the first process writes."""
+    """All of them with bytecode, which the first process writes.
+
+    The processor's time is compared: in that of the clock, other processes count too.
+    """
     script = """
 import json, time
-start_s = time.perf_counter()
+start_s = time.process_time()
 import tensorly, sparse
-others_s = time.perf_counter() - start_s
+others_s = time.process_time() - start_s
 import tensorly_flycoo
-print(json.dumps((time.perf_counter() - start_s) / others_s - 1))
+print(json.dumps((time.process_time() - start_s) / others_s - 1))
 """
     environment = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     assert any(run(script, environment) <= 0.2 for _ in range(3))
