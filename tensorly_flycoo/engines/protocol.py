@@ -17,6 +17,7 @@ from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
 from .entries import PieceEntries
+from .row_rules import RowRule
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -203,15 +204,38 @@ class Engine(Primitives, ABC):
         return None
 
     @abstractmethod
-    def sweep_nonnegative(
-        self, targets: Array, gram: Array, rows: Array, shift: float
-    ) -> tuple[float, int]:
-        """Update each column of `rows` (I, R) once, in place, by hierarchical ALS.
+    def update_rows(
+        self,
+        rule: RowRule,
+        targets: Array,
+        rows: Array,
+        dual: Array | None,
+        num_steps: int,
+        penalty: Array | None,
+        matrix: Array,
+    ) -> tuple[Array, Array | None, Array]:
+        """Update each row of a factor by some steps of a rule; return new arrays.
 
-        Arrays are C-contiguous and of one dtype; `shift` is subtracted from the targets. Return the
-        sum of squares that TensorLy compares with its tolerance (columns' distances from each new
-        one), and how many elements changed.
+        `targets` is the MTTKRP (I, R), `rows` the factor and `dual` ADMM's dual variable (I, R),
+        None for other rules; all of one dtype, with neighbouring columns. `matrix`, float64 (R, R),
+        is the Gram matrix, or for ADMM what `invert_penalized` returns, beside the `penalty`.
+
+        Return the rows, the dual variable, and what each step measured, added up over all rows in
+        an order that depends on the shape alone: float64 (num_steps, K), on the engine's device.
         """
+
+    def invert_penalized(self, gram: Array) -> tuple[Array, Array]:
+        """Return the inverse of ``gram + p * I``, float64 (R, R), and p, float64 (), for ADMM.
+
+        p is the mean of the diagonal, so that the condition number is at most R + 1. If p is 0, so
+        is the Gram matrix; the inverse is then 0 too.
+        """
+        exact = move(gram, np).astype(np.float64)
+        penalty = exact.trace() / len(exact)
+        inverse = np.zeros_like(exact)
+        if penalty != 0:
+            inverse = np.linalg.inv(exact + penalty * np.eye(len(exact)))
+        return self.xp.asarray(inverse), self.xp.asarray(penalty)
 
     # Counts
 
