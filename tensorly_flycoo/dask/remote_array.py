@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..engines import tall
+from ..engines.row_rules import NUM_MEASURES, RowRule
 from ..spread import row_shards
 from .cluster import Cluster, Kind, RemoteObject, WorkerHandle
 from .messages import SITE
@@ -259,6 +260,18 @@ def _multiply_transposed(a: Any, b: Any) -> Kind:
     return (a.shape[1], b.shape[1]), np.result_type(a.dtype, b.dtype)
 
 
+def _update_rows(
+    targets: Any, rows: Any, dual: Any, rule: RowRule, num_steps: int, *_: Any
+) -> list[Kind]:
+    """Find the shapes and dtypes of updated rows, of their dual variable, and of measures."""
+    num_dual_rows = 0 if dual is None else rows.shape[0]
+    return [
+        (rows.shape, rows.dtype),
+        ((num_dual_rows, rows.shape[1]), rows.dtype),
+        ((num_steps, NUM_MEASURES[rule.method]), np.dtype(np.float64)),
+    ]
+
+
 #: NumPy's functions and our own, and what they return.
 _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     operator.getitem: _take,
@@ -274,7 +287,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     tall.transposed_product: _multiply_transposed,
     row_shards.solve_block: lambda rows, matrix: (rows.shape, rows.dtype),
     tall.qr: _factorise,
-    row_shards.sweep_block: lambda targets, gram, rows, *_: ((2,), np.dtype(np.float64)),
+    row_shards.update_block: _update_rows,
 }
 
 

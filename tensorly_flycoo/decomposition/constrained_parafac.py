@@ -2,16 +2,15 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 from tensorly.tenalg.proximal import proximal_operator
 
-from ..base.array_modules import Array, array_module
 from ..base.checks import warn
-from ..engines.tall import solve
+from ..engines.row_rules import Operator
 from ..io.checkpoint import Resumed
 from ..loop.alternating import AlternatingSweep
 from ..loop.constraints import name_constraints
@@ -24,16 +23,26 @@ from ..loop.smoothness import smooth
 from ..loop.starting import list_free_modes, restore
 from ..loop.stopping import AnyOf, Converged, Feasible
 from ..loop.whole_tensor import WholeTensor
+from ..spread.array_admm import Projection
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
+from .admm import Admm, ModeConstraint
 from .parafac import parafac
-from .proximal import fit_monotone, fit_unimodal
+from .proximal import fit_monotone, fit_unimodal, project_rows
 
 #: The parameter of a constraint: one for all modes, one per mode, or a dict for some modes.
-Constraint = Any
+Constraint: TypeAlias = Any
 
-#: A proximal operator: maps a column (I,) or factor (I, R) to one that meets the constraint.
-Projection = Callable[[Array], Array]
+#: Proximal operators of rows, given in the same way.
+Prox: TypeAlias = Projection | Sequence[Projection | None] | Mapping[int, Projection] | None
+
+#: The constraints and penalties that are separable by rows.
+_ROW_OPERATORS = {
+    "non_negative": Operator.NON_NEGATIVE,
+    "l1_reg": Operator.L1,
+    "l2_square_reg": Operator.L2_SQUARE,
+    "group_lasso": Operator.GROUP_LASSO,
+}
 
 
 @describe_as(parafac)
@@ -65,12 +74,16 @@ def constrained_parafac(
     monotonicity: Constraint = None,
     hard_sparsity: Constraint = None,
     callback: Callback | None = None,
+    prox: Prox = None,
 ) -> Any:
     """Decompose a sparse tensor into CP factors under constraints or penalties.
 
-    Each factor is updated by ADMM, with the proximal operator of its mode's constraint. These are
-    TensorLy's, except three that would form square matrices as large as a mode: those of
-    `unimodality`, `smoothness` and `monotonicity` take time linear in the size of the mode.
+    Each factor is updated by ADMM, with the proximal operator of its mode's constraint. Those of
+    `non_negative`, `l1_reg`, `l2_square_reg` and `group_lasso` map each row for itself: one pass
+    over the rows takes all steps of ADMM, and an iteration costs hardly more than one of `parafac`.
+    The others are TensorLy's, which see whole columns, except three that would form square matrices
+    as large as a mode: those of `unimodality`, `smoothness` and `monotonicity` take time linear in
+    the size of the mode.
 
     Parameters
     ----------
@@ -87,12 +100,16 @@ def constrained_parafac(
         Weights of penalties: one for all modes, one per mode, or a dict for some modes.
     simplex, normalized_sparsity, soft_sparsity, hard_sparsity : number, list or dict, optional
         Parameters of constraints, given in the same way.
+    prox : callable, list or dict of int to callable, optional
+        Your own proximal operators: one for all modes, one per mode, or a dict for some modes. One
+        is called with some rows of a factor, (n, R) on the device of `tensor`, and returns those
+        rows mapped, each for itself; it must not write to its argument. So the parameter of a
+        penalty is up to you. Only for sparse tensors.
 
     Returns
     -------
     CPTensor
-        Weights of ones (R,) in the dtype of `tensor`, and factors (I_n, R), on the device of
-        `tensor`. As in TensorLy, factors that were updated are float64.
+        Weights of ones (R,) and factors (I_n, R), in the dtype and on the device of `tensor`.
     errors : list of float
         The relative error after each iteration; only with `return_errors`.
 
@@ -103,7 +120,8 @@ def constrained_parafac(
     RuntimeError
         If TensorLy's backend is not "flycoo": its proximal operators would not run on a GPU.
     ValueError
-        As of `parafac`; and if a mode has two constraints, or a checkpoint other free modes.
+        As of `parafac`; and if a mode has two constraints, or a checkpoint other free modes, or
+        `prox` returns no array of the shape that it got.
 
     Warns
     -----
@@ -112,8 +130,11 @@ def constrained_parafac(
 
     Notes
     -----
-    One MTTKRP per mode and iteration. ADMM solves for all rows of a factor together, and meets the
-    constraints only in the limit: the error may increase.
+    One MTTKRP per mode and iteration, and ``2 * I_n * R**2`` operations for each step of ADMM, of
+    which the constraints that are separable by rows take all in one pass over the rows; they need
+    one more array as large as each factor. ADMM stops within an iteration where TensorLy's does, to
+    the step. It meets some constraints only in the limit, and the error may increase. Steps are
+    taken in the dtype of `tensor`; sums over rows, and the inverse of a Gram matrix, are float64.
 
     References
     ----------
@@ -129,8 +150,19 @@ def constrained_parafac(
     ...     cp_tensor = constrained_parafac(x, 3, n_iter_max=5, non_negative=True)
     >>> all((factor >= 0).all() for factor in cp_tensor.factors)
     True
+
+    Memberships, non-negative rows with a sum of at most 1, by an operator of one's own:
+
+    >>> import numpy as np
+    >>> def shorten(rows):
+    ...     kept = np.maximum(rows, 0)
+    ...     return kept / np.maximum(kept.sum(axis=1, keepdims=True), 1)
+    >>> with tl.backend_context("flycoo"):
+    ...     cp_tensor = constrained_parafac(x, 3, n_iter_max=5, prox={1: shorten})
+    >>> bool((cp_tensor.factors[1].sum(axis=1) < 1 + 1e-12).all())
+    True
     """
-    constraints = {
+    options = {
         "non_negative": non_negative,
         "l1_reg": l1_reg,
         "group_lasso": group_lasso,
@@ -144,22 +176,23 @@ def constrained_parafac(
         "smoothness": smoothness,
         "monotonicity": monotonicity,
         "hard_sparsity": hard_sparsity,
+        "prox": prox,
     }
-    constraints = {name: value for name, value in constraints.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
-    projections = _choose_projections(constraints, x.ndim)
+    constraints = _choose_constraints(options, x.ndim)
 
     # Begin.
     if isinstance(init, Resumed):
         model = restore(init, x, num_components, "constrained_parafac")
         model.weights = None  # they are ones
     else:
-        model = _start(x, num_components, init, svd, random_state, projections)
+        model = _start(x, num_components, init, svd, random_state, constraints)
     model.factors = spread_factors(x, model.factors)
     modes = list_free_modes(x.ndim, fixed_modes)
-    admm = Admm(model.factors, modes, projections, n_iter_max_inner, tol_inner)
+    admm = Admm(model.factors, modes, constraints, n_iter_max_inner, tol_inner)
     if isinstance(init, Resumed):
         admm.resume(init.state)
     sweep = AlternatingSweep(
@@ -182,23 +215,45 @@ def constrained_parafac(
     ).iterate()
     if x.nnz:
         cp_tensor = result[0] if return_errors else result
-        _warn_of_zeros(x, cp_tensor, constraints)
+        _warn_of_zeros(x, cp_tensor, options)
     return result
 
 
-def _choose_projections(constraints: dict[str, Constraint], ndim: int) -> list[Projection]:
-    """Return the proximal operator of each mode's constraint."""
-    projections: list[Projection] = []
-    for mode, (name, parameter) in enumerate(name_constraints(constraints, ndim)):
-        # In place of those that would form square matrices.
-        linear_time: dict[str, Projection] = {
-            "smoothness": functools.partial(smooth, strength=parameter, free_ends=False),
-            "monotonicity": fit_monotone,
-            "unimodality": fit_unimodal,
-        }
-        of_tensorly = functools.partial(proximal_operator, **constraints, n_const=ndim, order=mode)
-        projections.append(linear_time.get(name, of_tensorly))
-    return projections
+def _choose_constraints(options: dict[str, Constraint], ndim: int) -> list[ModeConstraint]:
+    """Return the constraint of each mode; the options are known by TensorLy, or `prox`."""
+    constraints = []
+    for mode, (name, parameter) in enumerate(name_constraints(options, ndim)):
+        if name is None:
+            constraint = _constrain_rows(Operator.NONE, 0.0)
+        elif name in _ROW_OPERATORS:
+            constraint = _constrain_rows(_ROW_OPERATORS[name], float(parameter))
+        elif name == "prox":
+            constraint = ModeConstraint(parameter)
+        else:
+            project = _choose_projection(name, parameter, mode, ndim)
+            constraint = ModeConstraint(project, is_separable=False)
+        constraints.append(constraint)
+    return constraints
+
+
+def _constrain_rows(operator: Operator, strength: float) -> ModeConstraint:
+    """Return a constraint whose operator the kernels have."""
+    project = functools.partial(project_rows, operator=operator, strength=strength)
+    return ModeConstraint(project, operator, strength)
+
+
+def _choose_projection(name: str, parameter: Any, mode: int, ndim: int) -> Projection:
+    """Return the proximal operator of a constraint that sees whole columns, or more."""
+    # In place of those of TensorLy that would form square matrices.
+    if name == "smoothness":
+        return functools.partial(smooth, strength=parameter, free_ends=False)
+    if name == "monotonicity":
+        return fit_monotone
+    if name == "unimodality":
+        return fit_unimodal
+    return functools.partial(
+        proximal_operator, **{name: {mode: parameter}}, n_const=ndim, order=mode
+    )
 
 
 def _start(
@@ -207,7 +262,7 @@ def _start(
     init: Any,
     svd: str,
     random_state: Any,
-    projections: list[Projection],
+    constraints: Sequence[ModeConstraint],
 ) -> RunModel:
     """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
@@ -216,81 +271,19 @@ def _start(
         scale = math.prod(weights.tolist()) ** (1 / rank)
         return RunModel(None, [factor * x.dtype.type(scale) for factor in factors])
     _, factors = make_initial_guess(x, rank, init, svd, random_state)
-    pairs = zip(projections, factors, strict=True)
-    return RunModel(None, [project(factor) for project, factor in pairs])
+    pairs = zip(constraints, factors, strict=True)
+    return RunModel(None, [constraint.project(factor) for constraint, factor in pairs])
 
 
-def _warn_of_zeros(
-    x: FlycooTensor, cp_tensor: CPTensor, constraints: dict[str, Constraint]
-) -> None:
+def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, options: dict[str, Constraint]) -> None:
     """Warn if the model of nonzeros is zero, and name the penalties or constraints to blame."""
     square = float(multiply_grams(*cp_tensor).sum())
     if not square <= (np.finfo(x.dtype).eps * float(x.norm())) ** 2:
         return
-    causes = ", ".join(f"{name}={value!r}" for name, value in constraints.items())
+    causes = ", ".join(f"{name}={value!r}" for name, value in options.items())
     warn(
         f"constrained_parafac ended in all zeros: {causes or 'the initial guess'} is too strong "
         "for this tensor. Try a tenth of it, and less until some factors remain; how strong a "
         "penalty is depends on the size of the tensor's values. For a very sparse tensor "
         "init='svd' may be the cause: pass init='random'"
     )
-
-
-@final
-class Admm:
-    """ADMM for a factor, with its state from one iteration to the next.
-
-    A violation is the distance from a factor to the least squares solution, relative to its norm.
-    """
-
-    def __init__(
-        self,
-        factors: Sequence[Array],
-        modes: Sequence[int],  # whose factors are updated
-        projections: Sequence[Projection],  # of all modes
-        num_steps: int,  # at most, for a factor
-        tol: float,
-    ) -> None:
-        self._projections = projections
-        self._num_steps = num_steps
-        self._tol = tol
-        # Scaled dual variables of ADMM; float64, as in TensorLy.
-        self._duals = {n: array_module(factors[n]).zeros(factors[n].shape) for n in modes}
-        # How far a factor is from its unconstrained copy, relatively; unknown before an update.
-        self.violations: dict[int, Any] = dict.fromkeys(modes, math.inf)
-
-    def resume(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on where `save_state` was called; refuse the state of other free modes."""
-        if state.keys() != self.save_state().keys():
-            raise ValueError(
-                "the checkpoint has other free modes than this call, or was written by another "
-                "decomposition: resume with the same fixed_modes"
-            )
-        for mode, dual in self._duals.items():
-            self._duals[mode] = array_module(dual).asarray(state[f"dual_{mode}"])
-            self.violations[mode] = float(state[f"violation_{mode}"])
-
-    def save_state(self) -> dict[str, Array]:
-        duals = {f"dual_{mode}": dual for mode, dual in self._duals.items()}
-        return duals | {f"violation_{mode}": number for mode, number in self.violations.items()}
-
-    def update_factor(self, factor: Array, product: Array, gram: Array, mode: int) -> Array:
-        """Return the factor after some steps from the last one."""
-        project = self._projections[mode]
-        dual = self._duals[mode]
-        norm = np.linalg.norm
-        penalty = gram.trace() / gram.shape[0]
-        penalized = gram + penalty * array_module(gram).eye(gram.shape[0])
-        for _ in range(self._num_steps):
-            before = factor
-            # The unconstrained copy of the factor, in the splitting of ADMM.
-            split = solve(penalized.T, (product + penalty * (factor + dual)).T).T
-            factor = project(split - dual)
-            dual = dual + factor - split
-            is_split_closed = norm(factor - split) < self._tol * norm(factor)
-            if is_split_closed and norm(factor - before) < self._tol * norm(dual):
-                break
-        self._duals[mode] = dual
-        with np.errstate(divide="ignore", invalid="ignore"):  # of zeros, which are warned of
-            self.violations[mode] = norm(factor - split) / norm(factor)
-        return factor

@@ -6,6 +6,27 @@ The sequential steps run on the host; columns on a GPU are copied there and back
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
+from ..engines.row_rules import Operator
+
+
+def project_rows(rows: Array, operator: Operator, strength: float) -> Array:
+    """Apply one of the kernels' proximal operators, as `RowRule` defines them, to an array.
+
+    >>> project_rows(np.array([[3.0, 4.0], [0.0, 0.5]]), Operator.GROUP_LASSO, 1.0)
+    array([[2.4, 3.2],
+           [0. , 0. ]])
+    """
+    if operator is Operator.NON_NEGATIVE:
+        return np.maximum(rows, 0)
+    if operator is Operator.L1:
+        return np.sign(rows) * np.maximum(np.abs(rows) - strength, 0)
+    if operator is Operator.L2_SQUARE:
+        return rows / (1 + 2 * strength)
+    if operator is Operator.GROUP_LASSO:
+        norms = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+        safe_norms = array_module(rows).where(norms > 0, norms, 1)
+        return rows * np.maximum(1 - strength / safe_norms, 0)
+    return rows
 
 
 def fit_monotone(columns: Array, decreasing: bool = False) -> Array:

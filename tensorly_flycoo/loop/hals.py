@@ -1,12 +1,15 @@
 """Non-negative least squares for tall factors by hierarchical ALS, many rows at once."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module
-from ..spread.row_shards import RowShards, sweep_block
+from ..base.array_modules import Array
+from ..engines.row_rules import Method, RowRule
+from ..spread.row_shards import update_rows
+from .row_updates import run_steps
 from .smoothness import call_on_host, fit_nonnegative, smooth
 
 #: Sweeps over the columns of a factor, and the tolerance that ends them: TensorLy's numbers.
@@ -17,16 +20,16 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 def solve_nonnegative(
     targets: Any,
     gram: Array,
-    rows: Array,
+    rows: Any,
     num_sweeps: int,
     tolerance: float,
     sparsity: float | None = None,
-) -> None:
-    """Minimise ``|x U.T - m|`` over rows ``x >= 0``, in place.
+) -> Any:
+    """Minimise ``|x U.T - m|`` over rows ``x >= 0``; return them.
 
     `targets` is the MTTKRP ``m U`` (I, R), `gram` is ``U.T U`` (R, R), `rows` (I, R) the initial
-    guess; all are C-contiguous and of one dtype, `targets` and `rows` maybe `RowShards`. `sparsity`
-    penalises the sum of the elements.
+    guess; `targets` and `rows` are of one dtype, maybe `RowShards`. `sparsity` penalises the sum of
+    the elements.
 
     Each column in turn is set to its minimiser while the others are held fixed; one with a zero on
     the diagonal of `gram` stays unchanged. The order of the columns and the stopping rule are those
@@ -34,24 +37,18 @@ def solve_nonnegative(
     all columns from each new one, is less than `tolerance` of the first sweep's. A sweep that
     changes nothing is the last.
 
-    ``4 * I * R**2`` operations per sweep. The result does not depend on the number of threads. On a
-    GPU the host waits for each sweep. `non_negative_parafac_hals` names the paper.
+    ``2 * I * R**2`` operations per sweep, in one pass over the rows for all sweeps. The result does
+    not depend on the number of threads. `non_negative_parafac_hals` names the paper.
     """
-    shift = rows.dtype.type(sparsity or 0.0)
 
-    def sweep(targets: Array, rows: Array, gram: Array) -> Array:
-        return sweep_block(targets, gram, rows, shift)
+    def is_enough(measures: Sequence[np.ndarray]) -> bool:
+        first_error, _ = measures[0]
+        error, num_changes = measures[-1]
+        return bool(error < tolerance * first_error or num_changes == 0)
 
-    first_error = None
-    for _ in range(num_sweeps):
-        if isinstance(rows, RowShards):
-            error, num_changes = targets.reduce(sweep, rows, matrix=gram)
-        else:
-            error, num_changes = sweep(targets, rows, gram)
-        if first_error is None:
-            first_error = error
-        if error < tolerance * first_error or num_changes == 0:
-            break
+    rule = RowRule(Method.HALS, strength=sparsity or 0.0)
+    take_sweeps = partial(update_rows, rule, targets, gram, None)
+    return run_steps(take_sweeps, rows, num_sweeps, is_enough).rows
 
 
 def improve(
@@ -63,21 +60,13 @@ def improve(
     smoothness: float = 0,
 ) -> Array:
     """Return the factor after some sweeps of HALS: see `solve_nonnegative`."""
-    xp = array_module(gram)
     num_sweeps, tolerance = _EXACT_SWEEPS if exact else _SWEEPS
     if smoothness:
         sweep_smooth = partial(
             _sweep_smooth, strength=smoothness, num_sweeps=num_sweeps, tolerance=tolerance
         )
         return call_on_host(sweep_smooth, targets - (sparsity or 0), factor, gram)
-    # Copies: the caller may hold the initial guess.
-    if isinstance(targets, RowShards):
-        rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
-    else:
-        rows = xp.array(factor, order="C")
-        targets = xp.ascontiguousarray(targets)
-    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, num_sweeps, tolerance, sparsity)
-    return rows
+    return solve_nonnegative(targets, gram, factor, num_sweeps, tolerance, sparsity)
 
 
 def _sweep_smooth(

@@ -213,10 +213,8 @@ def _solve_alike(products: Array, common: Array, non_negative: bool) -> Array:
         values, vectors = call_lapack(_find_eigenvalues, common, error)
         return products @ (vectors * invert_positive(values, 0)) @ vectors.T
     xp = array_module(products)
-    rows = xp.zeros_like(products)
-    products = xp.ascontiguousarray(products)
-    common = xp.ascontiguousarray(common)
-    solve_nonnegative(products, common, rows, _NUM_SWEEPS, tolerance=0)
+    start = xp.zeros_like(products, order="C")
+    rows = solve_nonnegative(products, common, start, _NUM_SWEEPS, tolerance=0)
     # Rows of zeros are minimal: the sweeps would have moved an element with a slope.
     positive = xp.flatnonzero((rows > 0).any(axis=1))
     block_size = choose_block_size(products, common.size)

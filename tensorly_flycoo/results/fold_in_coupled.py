@@ -296,6 +296,4 @@ def _solve(targets: Array, gram: Array, non_negative: bool) -> Array:
         return solve_semidefinite(gram, targets)
     xp = array_module(gram)
     rows = xp.zeros_like(targets, order="C")
-    targets = xp.ascontiguousarray(targets)
-    solve_nonnegative(targets, xp.ascontiguousarray(gram), rows, _MAX_SWEEPS, _TOLERANCE)
-    return rows
+    return solve_nonnegative(targets, gram, rows, _MAX_SWEEPS, _TOLERANCE)

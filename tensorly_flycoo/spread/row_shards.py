@@ -20,6 +20,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from ..base.array_modules import Array, array_module, remote_aware
 from ..base.devices import Devices, Request, assign_homes, bring_each
 from ..engines import engine_of, tall
+from ..engines.row_rules import RowRule
 from ..format.tree import fold_tree
 
 #: Elementwise functions that run block by block.
@@ -452,10 +453,55 @@ def solve_block(rows: Array, matrix: Array) -> Array:
     return tall.solve(matrix, rows.T).T
 
 
+def update_rows(
+    rule: RowRule,
+    targets: Any,
+    matrix: Array,
+    penalty: Array | None,
+    rows: Any,
+    dual: Any,
+    num_steps: int,
+) -> tuple[Any, Any, Array]:
+    """Run `Engine.update_rows` on a factor, which may be row-sharded.
+
+    Measures of blocks are added on the first device.
+    """
+    if not isinstance(targets, RowShards):
+        updated, updated_dual, measures = update_block(
+            targets, rows, dual, rule, num_steps, penalty, matrix
+        )
+    else:
+        results = targets.apply(update_block, rows, dual, rule, num_steps, penalty, matrix=matrix)
+        blocks, duals, parts = zip(*results, strict=True)
+        updated = RowShards(blocks, targets.sharding)
+        updated_dual = RowShards(duals, targets.sharding)
+        measures = fold_tree(targets.sharding.devices.collect(parts), operator.add)
+    if dual is None:
+        return updated, None, measures
+    return updated, updated_dual, measures
+
+
 @remote_aware
-def sweep_block(targets: Array, gram: Array, rows: Array, shift: float) -> np.ndarray:
-    """Return the results of `Engine.sweep_nonnegative` as float64, on the host."""
-    return np.array(engine_of(rows).sweep_nonnegative(targets, gram, rows, shift), np.float64)
+def update_block(
+    targets: Array,
+    rows: Array,
+    dual: Array | None,
+    rule: RowRule,
+    num_steps: int,
+    penalty: Array | None,
+    matrix: Array,
+) -> tuple[Array, Array, Array]:
+    """Run `Engine.update_rows` on a block of rows, where it is.
+
+    A missing dual variable is empty.
+    """
+    exact_matrix = matrix.astype(np.float64, copy=False)
+    updated, updated_dual, measures = engine_of(targets).update_rows(
+        rule, targets, rows, dual, num_steps, penalty, exact_matrix
+    )
+    if updated_dual is None:
+        updated_dual = updated[:0]
+    return updated, updated_dual, measures
 
 
 def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:

@@ -112,10 +112,10 @@ def test_sweeps_of_hals_are_the_cpus(rank, num_rows, dtype):
         gram[1, 1] = 0  # leaves a column unchanged
     targets = rng.standard_normal((num_rows, rank)).astype(dtype)
     start = rng.random((num_rows, rank)).astype(dtype)
-    expected, found, again = start.copy(), cupy.asarray(start), cupy.asarray(start)
-    solve_nonnegative(targets, gram, expected, 3, 0.0, 0.1)
-    for rows in (found, again):
-        solve_nonnegative(cupy.asarray(targets), cupy.asarray(gram), rows, 3, 0.0, 0.1)
+    expected = solve_nonnegative(targets, gram, start, 3, 0.0, 0.1)
+    on_gpu = [cupy.asarray(array) for array in (targets, gram, start)]
+    found = solve_nonnegative(*on_gpu, 3, 0.0, 0.1)
+    again = solve_nonnegative(*on_gpu, 3, 0.0, 0.1)
     largest = max(np.abs(targets).max(), 1)
     assert np.abs(found.get() - expected).max() <= 30 * (rank + 2) * np.finfo(dtype).eps * largest
     assert found.get().tobytes() == again.get().tobytes()
@@ -125,7 +125,7 @@ def test_hals_stops_and_keeps_nan():
     rows = cupy.ones((5, 2))
     gram, targets = cupy.asarray([[2.0, 1.0], [1.0, 2.0]]), cupy.asarray([[4.0, 1.0]] * 5)
     targets[3, 0] = cupy.nan
-    solve_nonnegative(targets, gram, rows, 100, 0.0)
+    rows = solve_nonnegative(targets, gram, rows, 100, 0.0)
     np.testing.assert_array_equal(rows[:3].get(), [[2, 0]] * 3)
     assert cupy.isnan(rows[3, 0])
 

@@ -14,7 +14,7 @@ from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from ..protocol import Engine, Factors
-from . import mttkrp, products, ratios, threads, updates
+from . import mttkrp, products, ratios, row_updates, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
@@ -31,9 +31,6 @@ BUCKET_SIZE = 8192
 
 #: A row of ratios that is not computed at once is computed in steps of so many bytes: a choice.
 _STEP_NBYTES = (128, 64)
-
-#: Rows that a sweep updates together: with their targets they stay in a core's cache.
-_SWEEP_ROWS = 64
 
 #: Nonzeros for each row of a factor, from which on an aligned copy of the factor is worth it.
 _READS_A_COPY = 512
@@ -232,22 +229,10 @@ class CpuEngine(CpuPrimitives, Engine):
         np.fill_diagonal(gram, squares + diagonal)
         return gram
 
-    def sweep_nonnegative(
-        self, targets: Array, gram: Array, rows: Array, shift: float
-    ) -> tuple[float, int]:
-        num_blocks = -(-rows.shape[0] // _SWEEP_ROWS)
-        errors = np.zeros(num_blocks)
-        changes = np.zeros(num_blocks, np.int64)
-        problem = (targets, gram, shift, _SWEEP_ROWS)
-        work_ns = rows.size * rows.shape[1]
-        threads.launch(
-            updates.sweep_nonnegative, num_blocks, problem, rows, errors, changes, work_ns=work_ns
-        )
-        return errors.sum(), changes.sum()
-
     count_free_nbytes = staticmethod(count_free_nbytes)
     combine_rows = staticmethod(products.combine_rows)
     contract_rows = staticmethod(products.contract_rows)
+    update_rows = staticmethod(row_updates.update_rows)
 
 
 def _align(factor: Array, most_rows: int) -> Array:

@@ -1,4 +1,4 @@
-"""Updates of a factor: multiplicative ones, their extrapolation, and HALS."""
+"""Multiplicative updates of the factors of counts, and their extrapolation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 from . import threads
-from .compiling import allocating_kernel, kernel
+from .compiling import kernel
 
 #: Rows whose columns are added up together.
 _BLOCK_SIZE = 1024
@@ -75,52 +75,3 @@ def extrapolate_blocks(
                 number = t0[i, r] + powers[0] * change + powers[1] * bend
                 moved[i, r] = number if number > 0 else t2[i, r]
                 sums[block, 0, r] += moved[i, r]
-
-
-@allocating_kernel
-def sweep_nonnegative(
-    first: int, last: int, problem: Any, rows: Array, errors: Array, changes: Array
-) -> None:
-    """Update all columns of some blocks of `rows` (I, R), one after the other, by HALS.
-
-    A block is transposed, so that its rows are computed side by side. `errors` and `changes`
-    receive, for each block, the sum of squares that TensorLy compares with its tolerance (of the
-    distances of all columns from each new one), and the number of elements that changed.
-    """
-    targets, gram, shift, block_size = problem
-    rank = rows.shape[1]
-    old = np.empty((rank, block_size), rows.dtype)
-    new = np.empty(block_size, rows.dtype)
-    squares = np.empty(block_size, rows.dtype)
-    for block in range(first, last):
-        start = block * block_size
-        size = min(block_size, rows.shape[0] - start)
-        # Transpose the block.
-        for b in range(size):
-            for k in range(rank):
-                old[k, b] = rows[start + b, k]
-        squares[:] = 0
-        changes[block] = 0
-        for k in range(rank):
-            if gram[k, k] == 0:
-                continue
-            # The best column for the other ones, which may be updated, and not below zero.
-            for b in range(size):
-                new[b] = targets[start + b, k] - shift
-            for j in range(rank):
-                if j != k:
-                    for b in range(size):
-                        new[b] -= gram[k, j] * old[j, b]
-            for b in range(size):
-                new[b] = max(new[b] / gram[k, k], new.dtype.type(0))
-            # TensorLy compares all columns with it, not only the one that it replaces.
-            for j in range(rank):
-                for b in range(size):
-                    squares[b] += (old[j, b] - new[b]) ** 2
-            for b in range(size):
-                changes[block] += new[b] != old[k, b]
-                old[k, b] = new[b]
-        for b in range(size):
-            for k in range(rank):
-                rows[start + b, k] = old[k, b]
-        errors[block] = np.sum(squares[:size])

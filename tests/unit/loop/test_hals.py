@@ -26,14 +26,14 @@ def test_same_as_tensorly(sparsity, rank, size, dtype):
     given = targets.T, gram, rows.T.copy()
     with tl.backend_context("numpy"):
         expected = hals_nnls(*given, n_iter_max=5, sparsity_coefficient=sparsity).T
-    solve_nonnegative(targets, gram, rows, 5, 1e-8, sparsity)
+    rows = solve_nonnegative(targets, gram, rows, 5, 1e-8, sparsity)
     bound = 100 * rank * np.finfo(dtype).eps * np.linalg.cond(gram.astype(np.float64))
     assert np.abs(rows - expected).max() <= bound * np.abs(expected).max()
 
 
 def test_many_sweeps_solve_exactly():
     left, right, targets, gram, rows = _problem(30, 4)
-    solve_nonnegative(targets, gram, rows, 50_000, 1e-16)
+    rows = solve_nonnegative(targets, gram, rows, 50_000, 1e-16)
     expected = np.array([nnls(left, row)[0] for row in right])
     np.testing.assert_allclose(rows, expected, atol=1e-12)
     assert (rows == 0).any()
@@ -42,8 +42,8 @@ def test_many_sweeps_solve_exactly():
 def test_it_stops_when_tensorly_does():
     _, _, targets, gram, rows = _problem(30, 2)
     half = rows.copy()
-    solve_nonnegative(targets, gram, half, 1, 0.0)
-    solve_nonnegative(targets, gram, rows, 9, 2.0)  # the first sweep meets this tolerance
+    half = solve_nonnegative(targets, gram, half, 1, 0.0)
+    rows = solve_nonnegative(targets, gram, rows, 9, 2.0)  # the first sweep meets this tolerance
     np.testing.assert_array_equal(rows, half)
 
 
@@ -51,7 +51,7 @@ def test_a_column_with_a_zero_gram_is_left_unchanged():
     _, _, targets, gram, rows = _problem(30, 3)
     gram[1], gram[:, 1] = 0, 0
     before = rows[:, 1].copy()
-    solve_nonnegative(targets, gram, rows, 5, 0.0)
+    rows = solve_nonnegative(targets, gram, rows, 5, 0.0)
     np.testing.assert_array_equal(rows[:, 1], before)
 
 
@@ -59,10 +59,10 @@ def test_the_same_bits_for_any_number_of_threads():
     _, _, targets, gram, rows = _problem(1000, 5)
     other = rows.copy()
     num_threads = numba.get_num_threads()
-    solve_nonnegative(targets, gram, rows, 7, 0.0)
+    rows = solve_nonnegative(targets, gram, rows, 7, 0.0)
     try:
         numba.set_num_threads(1)
-        solve_nonnegative(targets, gram, other, 7, 0.0)
+        other = solve_nonnegative(targets, gram, other, 7, 0.0)
     finally:
         numba.set_num_threads(num_threads)
     np.testing.assert_array_equal(rows, other)

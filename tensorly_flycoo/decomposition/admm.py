@@ -1,0 +1,125 @@
+"""The alternating direction method of multipliers (ADMM) for a factor under a constraint."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+
+from ..base.array_modules import Array, array_module
+from ..engines import engine_of
+from ..engines.row_rules import Method, Operator, RowRule
+from ..loop.row_updates import BATCH_SIZE, TakeSteps, run_steps
+from ..spread.array_admm import Projection, step_blocks, step_whole
+from ..spread.row_shards import RowShards, update_rows
+
+
+@dataclass(frozen=True)
+class ModeConstraint:
+    """The constraint or penalty of a mode, by its proximal operator."""
+
+    project: Projection  # of a whole factor, or of any rows if it is separable
+    operator: Operator | None = None  # that kernels have; None if `project` has to be called
+    strength: float = 0.0  # its parameter
+    is_separable: bool = True  # whether it maps each row for itself
+
+
+@final
+class Admm:
+    """ADMM for a factor, with its state from one iteration to the next.
+
+    A violation is the distance from a factor to the least squares solution, relative to its norm.
+    """
+
+    def __init__(
+        self,
+        factors: Sequence[Array],
+        modes: Sequence[int],  # whose factors are updated
+        constraints: Sequence[ModeConstraint],  # of all modes
+        num_steps: int,  # at most, for a factor
+        tol: float,
+    ) -> None:
+        self._constraints = constraints
+        self._num_steps = num_steps
+        self._tol = tol
+        # Scaled dual variables.
+        self._duals = {mode: _make_zeros(factors[mode]) for mode in modes}
+        # How far a factor is from its unconstrained copy, relatively; unknown before an update.
+        self.violations: dict[int, Any] = dict.fromkeys(modes, math.inf)
+
+    def resume(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on where `save_state` was called; refuse the state of other free modes."""
+        if state.keys() != self.save_state().keys():
+            raise ValueError(
+                "the checkpoint has other free modes than this call, or was written by another "
+                "decomposition: resume with the same fixed_modes"
+            )
+        for mode, dual in self._duals.items():
+            saved = array_module(dual).asarray(state[f"dual_{mode}"], dual.dtype)
+            if isinstance(dual, RowShards):
+                saved = RowShards.scatter(saved, dual.sharding)
+            self._duals[mode] = saved
+            self.violations[mode] = float(state[f"violation_{mode}"])
+
+    def save_state(self) -> dict[str, Array]:
+        duals = {f"dual_{mode}": dual for mode, dual in self._duals.items()}
+        return duals | {f"violation_{mode}": number for mode, number in self.violations.items()}
+
+    def update_factor(self, factor: Array, product: Array, gram: Array, mode: int) -> Array:
+        """Return the factor after some steps from the last one."""
+        inverse, penalty = engine_of(gram).invert_penalized(gram)
+        constraint = self._constraints[mode]
+        updated = run_steps(
+            _choose_steps(constraint, product, inverse, penalty),
+            factor,
+            self._num_steps,
+            self._is_enough,
+            self._duals[mode],
+            # An operator that sees all rows is called step by step: no step is taken in vain.
+            batch_size=BATCH_SIZE if constraint.is_separable else 1,
+        )
+        self._duals[mode] = updated.dual
+        self.violations[mode] = math.inf
+        if updated.measures:
+            self.violations[mode] = _measure_violation(updated.measures[-1], factor.dtype)
+        return updated.rows
+
+    def _is_enough(self, measures: Sequence[np.ndarray]) -> bool:
+        """Return whether TensorLy stops here: the factor and its copy agree, and stay."""
+        gap, size, change, dual_size = np.sqrt(measures[-1])
+        return bool(gap < self._tol * size and change < self._tol * dual_size)
+
+
+def _measure_violation(measures: np.ndarray, dtype: np.dtype) -> float:
+    """Return the distance from a factor to its unconstrained copy, relative to its norm.
+
+    One below the rounding of the factor is none: in float32 TensorLy's default tolerance, 1e-8,
+    would never be met.
+    """
+    gap, size, _, _ = np.sqrt(measures)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of zeros, which are warned of
+        violation = gap / size
+    if violation < np.finfo(dtype).eps:
+        return 0.0
+    return float(violation)
+
+
+def _make_zeros(factor: Any) -> Any:
+    """Make a dual variable for a factor, on its devices."""
+    zeros = array_module(factor).zeros(factor.shape, factor.dtype)
+    if isinstance(factor, RowShards):
+        return RowShards.scatter(zeros, factor.sharding)
+    return zeros
+
+
+def _choose_steps(
+    constraint: ModeConstraint, product: Array, inverse: Array, penalty: Array
+) -> TakeSteps:
+    """Choose how steps are taken: by a kernel, by blocks of rows, or with all rows at once."""
+    if constraint.operator is not None:
+        rule = RowRule(Method.ADMM, constraint.operator, constraint.strength)
+        return partial(update_rows, rule, product, inverse, penalty)
+    step = step_blocks if constraint.is_separable else step_whole
+    return partial(step, constraint.project, product, penalty, inverse)

@@ -1,0 +1,410 @@
+"""Updates that are separable by rows, compiled by numba: all steps while some rows are cached.
+
+A block of rows is what a thread takes, and what measures are added up over. It is computed in
+chunks of a few rows, which stay in the nearest cache from the first step to the last.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray as Array
+
+from ..row_rules import NUM_MEASURES, Method, Operator, RowRule
+from . import threads
+from .compiling import allocating_kernel, fast_sum, subroutine
+from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
+
+#: Bytes of a chunk of a matrix: six of them fit a core's nearest cache of 32 KB.
+_CHUNK_NBYTES = 4096
+
+#: Rows of a chunk, at least and at most. Those of HALS are computed side by side in vectors.
+_MIN_CHUNK_ROWS = 8
+_MAX_CHUNK_ROWS = 64
+
+#: Blocks of a factor, at most: each has measures of its own.
+_MAX_BLOCKS = 4096
+
+#: Numbers for numba, which knows no members of an enumeration.
+_NON_NEGATIVE = int(Operator.NON_NEGATIVE)
+_L1 = int(Operator.L1)
+_L2_SQUARE = int(Operator.L2_SQUARE)
+_GROUP_LASSO = int(Operator.GROUP_LASSO)
+
+
+def update_rows(
+    rule: RowRule,
+    targets: Array,
+    rows: Array,
+    dual: Array | None,
+    num_steps: int,
+    penalty: Array | None,
+    matrix: Array,
+) -> tuple[Array, Array | None, Array]:
+    """Implement `Engine.update_rows`."""
+    num_rows, rank = rows.shape
+    dtype = rows.dtype
+    updated = np.empty((num_rows, rank), dtype)
+    sizes = _choose_sizes(num_rows, rank * dtype.itemsize, rule.method)
+    num_blocks = -(-num_rows // sizes[1])
+    measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
+    system = (_require(targets), np.ascontiguousarray(matrix, dtype), dtype.type(rule.strength))
+    before = _require(rows)
+    lanes = (0,) * count_lanes(updated)
+    work_ns = rows.size * num_steps * (rank + 8) / 8
+    updated_dual = None
+    if rule.method is Method.ADMM:
+        assert dual is not None
+        assert penalty is not None
+        updated_dual = np.empty((num_rows, rank), dtype)
+        threads.launch(
+            _run_admm,
+            num_blocks,
+            sizes,
+            system,
+            (int(rule.operator), dtype.type(penalty)),
+            (before, _require(dual)),
+            (updated, updated_dual),
+            measures,
+            lanes,
+            work_ns=work_ns,
+        )
+    elif rule.method is Method.HALS:
+        threads.launch(
+            _run_hals, num_blocks, sizes, system, before, updated, measures, work_ns=work_ns
+        )
+    else:
+        threads.launch(
+            _multiply,
+            num_blocks,
+            sizes,
+            system,
+            before,
+            updated,
+            num_steps,
+            lanes,
+            work_ns=work_ns,
+        )
+    return updated, updated_dual, measures.sum(axis=0)
+
+
+def _require(matrix: Array) -> Array:
+    """Return a matrix as the kernels were compiled for; a copy only if need be."""
+    if matrix.flags.carray:
+        return matrix
+    return np.require(matrix, requirements=("C", "A", "W"))
+
+
+def _choose_sizes(num_rows: int, row_nbytes: int, method: Method) -> tuple[int, int]:
+    """Return the rows of a chunk and those of a block, which are whole chunks.
+
+    They depend on the shape alone, and so do sums over them.
+
+    >>> _choose_sizes(1_000_000, 128, Method.ADMM)
+    (32, 256)
+    """
+    chunk_rows = _MAX_CHUNK_ROWS
+    if method is not Method.HALS:
+        chunk_rows = min(max(_CHUNK_NBYTES // max(row_nbytes, 1), _MIN_CHUNK_ROWS), chunk_rows)
+    num_chunks = -(-num_rows // (_MAX_BLOCKS * chunk_rows))
+    return chunk_rows, chunk_rows * max(num_chunks, 1)
+
+
+@subroutine
+def _multiply_chunk(rows: Array, matrix: Array, product: Array, size: int, lanes: Any) -> None:
+    """Compute ``product = rows @ matrix`` for the first `size` rows."""
+    rank = matrix.shape[1]
+    total = new_row_of_zeros(matrix.dtype.type(0), lanes)
+    for step in range(0, rank, len(lanes)):
+        # The last step may overlap the one before: some columns get the same bits twice.
+        column = np.uint64(min(step, rank - len(lanes)))
+        for i in range(np.uint64(size)):
+            fill_row(total, 0.0, lanes)
+            for j in range(np.uint64(rank)):
+                add_product(total, rows[i, j], (matrix,), (j,), column, lanes)
+            store_row(total, product, i, column, lanes)
+
+
+@subroutine
+def _load(chunk: Array, matrix: Array, start: int, size: int) -> None:
+    """Copy rows of a matrix to a chunk."""
+    for i in range(np.uint64(size)):
+        for r in range(np.uint64(matrix.shape[1])):
+            chunk[i, r] = matrix[np.uint64(start) + i, r]
+
+
+@subroutine
+def _store(matrix: Array, chunk: Array, start: int, size: int) -> None:
+    """Copy a chunk to rows of a matrix."""
+    for i in range(np.uint64(size)):
+        for r in range(np.uint64(matrix.shape[1])):
+            matrix[np.uint64(start) + i, r] = chunk[i, r]
+
+
+@subroutine
+def _project(rows: Array, numbers: Array, size: int, operator: int, strength: Any) -> None:
+    """Apply a proximal operator to the first `size` rows; `numbers` are all of them, flat."""
+    rank = rows.shape[1]
+    count = np.uint64(size * rank)
+    zero = numbers.dtype.type(0)
+    one = numbers.dtype.type(1)
+    if operator == _NON_NEGATIVE:
+        for e in range(count):
+            numbers[e] = zero if numbers[e] < zero else numbers[e]  # nan stays nan
+    elif operator == _L1:
+        for e in range(count):
+            number = numbers[e]
+            above = number - strength if number > strength else zero
+            below = number + strength if number < -strength else zero
+            numbers[e] = above + below if number == number else number
+    elif operator == _L2_SQUARE:
+        divisor = one + strength + strength
+        for e in range(count):
+            numbers[e] = numbers[e] / divisor
+    elif operator == _GROUP_LASSO:
+        for i in range(np.uint64(size)):
+            square = zero
+            for r in range(np.uint64(rank)):
+                square += rows[i, r] * rows[i, r]
+            norm = np.sqrt(square)
+            scale = one
+            if norm > zero:
+                scale = max(one - strength / norm, zero)
+            for r in range(np.uint64(rank)):
+                rows[i, r] *= scale
+
+
+@fast_sum
+def _measure_step(
+    after: Array, split: Array, before: Array, dual: Array, count: int, sums: Array
+) -> None:
+    """Add the squared norms that ADMM looks at, of the first `count` numbers."""
+    zero = after.dtype.type(0)
+    gap = zero
+    size = zero
+    change = zero
+    dual_size = zero
+    for e in range(np.uint64(count)):
+        gap += (after[e] - split[e]) * (after[e] - split[e])
+        size += after[e] * after[e]
+        change += (after[e] - before[e]) * (after[e] - before[e])
+        dual_size += dual[e] * dual[e]
+    sums[0] += gap
+    sums[1] += size
+    sums[2] += change
+    sums[3] += dual_size
+
+
+@allocating_kernel
+def _run_admm(
+    first: int,
+    last: int,
+    sizes: Any,
+    system: Any,
+    scales: Any,
+    before: Any,
+    after: Any,
+    measures: Array,
+    lanes: Any,
+) -> None:
+    """Run all steps of ADMM on some blocks of rows."""
+    chunk_rows, block_rows = sizes
+    targets, inverse, strength = system
+    operator, penalty = scales
+    rows_before, dual_before = before
+    rows_after, dual_after = after
+    num_rows, rank = targets.shape
+    shape = (chunk_rows, rank)
+    target = np.empty(shape, targets.dtype)
+    dual = np.empty(shape, targets.dtype)
+    rows = np.empty(shape, targets.dtype)
+    projected = np.empty(shape, targets.dtype)
+    right = np.empty(shape, targets.dtype)
+    split = np.empty(shape, targets.dtype)
+    for block in range(first, last):
+        end = min((block + 1) * block_rows, num_rows)
+        for start in range(block * block_rows, end, chunk_rows):
+            size = min(chunk_rows, end - start)
+            count = np.uint64(size * rank)
+            _load(target, targets, start, size)
+            _load(rows, rows_before, start, size)
+            _load(dual, dual_before, start, size)
+            for step in range(measures.shape[1]):
+                # Flat, for loops over few columns would not become vector instructions.
+                m = target.reshape(-1)
+                x = rows.reshape(-1)
+                d = dual.reshape(-1)
+                y = split.reshape(-1)
+                new = projected.reshape(-1)
+                sum_ = right.reshape(-1)
+                for e in range(count):
+                    sum_[e] = m[e] + penalty * (x[e] + d[e])
+                _multiply_chunk(right, inverse, split, size, lanes)
+                for e in range(count):
+                    new[e] = y[e] - d[e]
+                _project(projected, new, size, operator, strength)
+                for e in range(count):
+                    d[e] += new[e] - y[e]
+                _measure_step(new, y, x, d, count, measures[block, step])
+                rows, projected = projected, rows
+            _store(rows_after, rows, start, size)
+            _store(dual_after, dual, start, size)
+
+
+@allocating_kernel
+def _multiply(
+    first: int,
+    last: int,
+    sizes: Any,
+    system: Any,
+    before: Array,
+    after: Array,
+    num_steps: int,
+    lanes: Any,
+) -> None:
+    """Run multiplicative updates on some blocks of rows."""
+    chunk_rows, block_rows = sizes
+    targets, gram, least = system
+    num_rows, rank = targets.shape
+    target = np.empty((chunk_rows, rank), targets.dtype)
+    rows = np.empty((chunk_rows, rank), targets.dtype)
+    product = np.empty((chunk_rows, rank), targets.dtype)
+    m = target.reshape(-1)
+    x = rows.reshape(-1)
+    y = product.reshape(-1)
+    for block in range(first, last):
+        end = min((block + 1) * block_rows, num_rows)
+        for start in range(block * block_rows, end, chunk_rows):
+            size = min(chunk_rows, end - start)
+            _load(target, targets, start, size)
+            _load(rows, before, start, size)
+            for _ in range(num_steps):
+                _multiply_chunk(rows, gram, product, size, lanes)
+                for e in range(np.uint64(size * rank)):
+                    wanted = least if m[e] < least else m[e]  # nan stays nan
+                    reached = least if y[e] < least else y[e]
+                    x[e] = x[e] * wanted / reached
+            _store(after, rows, start, size)
+
+
+@subroutine
+def _transpose(columns: Array, matrix: Array, start: int, size: int) -> None:
+    """Copy rows of a matrix to the columns of a chunk; fill the chunk up with zeros."""
+    for b in range(np.uint64(size)):
+        for r in range(np.uint64(matrix.shape[1])):
+            columns[r, b] = matrix[np.uint64(start) + b, r]
+    columns[:, size:] = 0
+
+
+@subroutine
+def _subtract_products(column: Array, weights: Array, columns: Array) -> None:
+    """Subtract ``weights @ columns`` from a column, four products at a time."""
+    rank = columns.shape[0]
+    width = np.uint64(columns.shape[1])
+    num_in_fours = rank - rank % 4
+    for first in range(0, num_in_fours, 4):
+        j = np.uint64(first)
+        first_weight = weights[j]
+        second_weight = weights[j + np.uint64(1)]
+        third_weight = weights[j + np.uint64(2)]
+        fourth_weight = weights[j + np.uint64(3)]
+        for b in range(width):
+            left = first_weight * columns[j, b] + second_weight * columns[j + np.uint64(1), b]
+            right = (
+                third_weight * columns[j + np.uint64(2), b]
+                + fourth_weight * columns[j + np.uint64(3), b]
+            )
+            column[b] -= left + right
+    for last in range(num_in_fours, rank):
+        for b in range(width):
+            column[b] -= weights[np.uint64(last)] * columns[np.uint64(last), b]
+
+
+@allocating_kernel
+def _run_hals(
+    first: int,
+    last: int,
+    sizes: Any,
+    system: Any,
+    before: Array,
+    after: Array,
+    measures: Array,
+) -> None:
+    """Run all sweeps of HALS on some blocks of rows.
+
+    A chunk is transposed, so that its rows are computed side by side. Each row has sums of its
+    elements and of their squares: with them the distances of all elements from a new one take no
+    loop over the elements.
+    """
+    chunk_rows, block_rows = sizes
+    targets, gram, shift = system
+    num_rows, rank = targets.shape
+    dtype = targets.dtype.type
+    zero = dtype(0)
+    num_others = dtype(rank - 1)
+    target = np.empty((rank, chunk_rows), targets.dtype)
+    rows = np.empty((rank, chunk_rows), targets.dtype)
+    new = np.empty(chunk_rows, targets.dtype)
+    sums = np.empty(chunk_rows, targets.dtype)
+    squares = np.empty(chunk_rows, targets.dtype)
+    distances = np.empty(chunk_rows, targets.dtype)
+    changes = np.empty(chunk_rows, targets.dtype)
+    weights = np.empty(rank, targets.dtype)
+    width = np.uint64(chunk_rows)
+    for block in range(first, last):
+        end = min((block + 1) * block_rows, num_rows)
+        for start in range(block * block_rows, end, chunk_rows):
+            size = min(chunk_rows, end - start)
+            _transpose(target, targets, start, size)
+            _transpose(rows, before, start, size)
+            num_changes = np.float64(1)
+            error = np.float64(0)
+            for sweep in range(measures.shape[1]):
+                if num_changes == 0:  # nor will any later sweep change anything
+                    measures[block, sweep, 0] += error
+                    continue
+                sums[:] = zero
+                squares[:] = zero
+                distances[:] = zero
+                changes[:] = zero
+                for j in range(np.uint64(rank)):
+                    for b in range(width):
+                        sums[b] += rows[j, b]
+                        squares[b] += rows[j, b] * rows[j, b]
+                for k in range(np.uint64(rank)):
+                    if gram[k, k] == zero:
+                        continue
+                    for j in range(np.uint64(rank)):
+                        weights[j] = gram[k, j]
+                    weights[k] = zero
+                    for b in range(width):
+                        new[b] = target[k, b] - shift
+                    _subtract_products(new, weights, rows)
+                    diagonal = gram[k, k]
+                    for b in range(width):
+                        best = new[b] / diagonal
+                        best = zero if best < zero else best  # nan stays nan
+                        old = rows[k, b]
+                        change = best - old
+                        # TensorLy compares all elements with the new one, not only the old one.
+                        sum_of_others = sums[b] - old
+                        square_of_others = squares[b] - old * old
+                        distance = (
+                            square_of_others
+                            - (best + best) * sum_of_others
+                            + num_others * best * best
+                        )
+                        distances[b] += change * change + max(distance, zero)
+                        sums[b] = sum_of_others + best
+                        squares[b] = square_of_others + best * best
+                        changes[b] += dtype(1) if change != zero else zero
+                        rows[k, b] = best
+                error = np.float64(0)
+                num_changes = np.float64(0)
+                for b in range(np.uint64(size)):
+                    error += distances[b]
+                    num_changes += changes[b]
+                measures[block, sweep, 0] += error
+                measures[block, sweep, 1] += num_changes
+            for b in range(np.uint64(size)):
+                for r in range(np.uint64(rank)):
+                    after[np.uint64(start) + b, r] = rows[r, b]
