@@ -18,7 +18,7 @@ from ..loop.cp_model import multiply_grams
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from ..loop.ranks import find_cp_rank
-from ..loop.run import Callback, Run, RunModel
+from ..loop.run import Callback, Run, RunModel, only_reads
 from ..loop.smoothness import smooth
 from ..loop.starting import list_free_modes, restore
 from ..loop.stopping import AnyOf, Converged, Feasible
@@ -203,6 +203,7 @@ def constrained_parafac(
         modes=modes,
         update_factor=admm.update_factor,
         save_rule_state=admm.save_state,
+        factors_may_change=not only_reads(callback),
     )
     result = Run(
         sweep=sweep,

@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array
-from ..engines.tall import multiply
+from ..engines.row_rules import Method, RowRule
 from ..loop.alternating import AlternatingSweep, normalize_cp
 from ..loop.guarding import describe_as
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.ranks import find_cp_rank
-from ..loop.run import Callback, Run
+from ..loop.run import Callback, Run, only_reads
 from ..loop.starting import list_free_modes, start
 from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
+from ..spread.row_shards import update_rows
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from .parafac import parafac
 
@@ -100,6 +101,7 @@ def non_negative_parafac(
         update_factor=multiply_factor,
         normalize_factors=normalize_factors,
         wants_errors=bool(tol) or callback is not None,
+        factors_may_change=not only_reads(callback),
     )
     return Run(
         sweep=sweep,
@@ -121,4 +123,6 @@ def multiply_factor(factor: Array, product: Array, gram: Array, mode: int) -> Ar
     array([[2., 4.]])
     """
     eps = float(np.finfo(factor.dtype).eps)
-    return factor * np.maximum(product, eps) / np.maximum(multiply(factor, gram), eps)
+    rule = RowRule(Method.MULTIPLY, strength=eps)
+    updated, _, _ = update_rows(rule, product, gram, None, factor, None, num_steps=1)
+    return updated

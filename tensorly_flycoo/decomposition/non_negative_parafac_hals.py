@@ -15,7 +15,7 @@ from ..loop.guarding import describe_as
 from ..loop.hals import improve
 from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
-from ..loop.run import Callback, Run, find_state
+from ..loop.run import Callback, Run, find_state, only_reads
 from ..loop.smoothness import Smoothness, read_smoothness, smooth
 from ..loop.starting import start
 from ..loop.stopping import Converged
@@ -127,6 +127,7 @@ def non_negative_parafac_hals(
         normalize_factors=normalize_factors,
         smoothness=strengths,
         wants_errors=bool(tol or linesearch) or callback is not None,
+        factors_may_change=not only_reads(callback),
     )
     momentum = None
     if linesearch == NESTEROV:

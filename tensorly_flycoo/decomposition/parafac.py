@@ -22,7 +22,7 @@ from ..loop.line_search import LineSearch
 from ..loop.masks import ImputedTensor, MissingEntries, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
-from ..loop.run import Accelerator, Callback, Run, find_state
+from ..loop.run import Accelerator, Callback, Run, find_state, only_reads
 from ..loop.smoothness import Smoothness, read_smoothness
 from ..loop.starting import list_free_modes, start
 from ..loop.stopping import Converged
@@ -386,8 +386,7 @@ def _run_tensorly_loop(whole: WholeTensor, options: _Options) -> Any:
     callback = options.callback
     has_callback = callback is not None
     whole.num_left = options.n_iter_max + has_callback
-    only_reads = getattr(type(callback).__call__, "only_reads", not has_callback)
-    memory.factors_may_change = not only_reads
+    memory.factors_may_change = not only_reads(callback)
     memory.has_unit_weights = not options.normalize_factors  # the loop leaves them as they are
     if callback is not None:
         options = replace(

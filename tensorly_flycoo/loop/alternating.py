@@ -10,6 +10,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, multiply_grams, normalize, normalize_updated
+from .factor_grams import FactorGrams
 from .initial_guess import spread_factors
 from .masks import ImputedTensor
 from .momentum import can_compare_errors
@@ -91,13 +92,17 @@ class CpSweep(Sweep):
 
 
 def measure_updated(
-    data: WholeTensor | ImputedTensor, model: RunModel, last_mttkrp: Array, wants_error: bool
+    data: WholeTensor | ImputedTensor,
+    model: RunModel,
+    last_mttkrp: Array,
+    wants_error: bool,
+    grams: FactorGrams | None = None,
 ) -> Any:
     """Return the error of an updated model, from the last mode's MTTKRP; impute from the model."""
     if not wants_error:
         data.impute(model.weights, model.factors)
         return None
-    error, data.values = data.measure(model.weights, model.factors, last_mttkrp)
+    error, data.values = data.measure(model.weights, model.factors, last_mttkrp, grams)
     return error
 
 
@@ -111,12 +116,16 @@ class AlternatingSweep(CpSweep):
     wants_errors: bool = True
     normalize_factors: bool = False  # whether each updated factor is normalised at once
     smoothness: Sequence[float] = ()  # of each mode
+    factors_may_change: bool = True  # between iterations, by a callback
+    _grams: FactorGrams = field(default_factory=FactorGrams)
 
     def update(self, iteration: int) -> Any:
         """Update the factors one after the other; return the error, None if nobody needs it."""
         model = self.model
         last = len(model.factors) - 1
         product: Any = None
+        if self.factors_may_change:
+            self._grams.forget()
         for mode in self.modes:
             self.impute()
             product = self._update_mode(mode)
@@ -127,14 +136,16 @@ class AlternatingSweep(CpSweep):
                 )
         if last not in self.modes:  # it is fixed, but the error is measured from its MTTKRP
             product = self.data.mttkrp(model.weights, model.factors, last)
-        return measure_updated(self.data, model, product, self.wants_errors)
+        return measure_updated(self.data, model, product, self.wants_errors, self._grams)
 
     def _update_mode(self, mode: int) -> Array:
         """Update a factor; return its MTTKRP."""
         weights, factors = self.model.weights, self.model.factors
         product = self.data.mttkrp(weights, factors, mode)
-        longer = add_differences(factors, self.smoothness, skip=mode)
-        gram = multiply_grams(weights, longer, mode)
+        if any(self.smoothness):
+            gram = multiply_grams(weights, add_differences(factors, self.smoothness, mode), mode)
+        else:
+            gram = self._grams.multiply(weights, factors, mode)
         factors[mode] = self.update_factor(factors[mode], product, gram, mode)
         return product
 

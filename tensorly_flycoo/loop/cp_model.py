@@ -39,17 +39,35 @@ def multiply_grams(
     The factor of mode `skip` is left out. `ridge` is added to the diagonal before the weights. With
     a `dtype`, one factor at a time is converted to it.
     """
-    xp = array_module(factors[0])
-    rank = factors[0].shape[1]
-    product = xp.ones((rank, rank), dtype or factors[0].dtype)
+    grams = []
     for n, factor in enumerate(factors):
         if n == skip:
             continue
         converted = factor
         if dtype is not None:
             converted = factor.astype(dtype, copy=False)
-        product = product * transposed_product(converted, converted)
+        grams.append(transposed_product(converted, converted))
         del converted  # a copy may be as large as a factor
+    return combine_grams(weights, factors[0], grams, ridge, dtype)
+
+
+def combine_grams(
+    weights: Array | None,
+    like: Array,
+    grams: Sequence[Array],
+    ridge: float = 0,
+    dtype: DTypeLike | None = None,
+) -> Array:
+    """Multiply Gram matrices (R, R) as `multiply_grams` does; without any, ones as a factor `like`.
+
+    >>> combine_grams(None, np.ones((5, 1)), [np.array([[2.0]]), np.array([[3.0]])], ridge=1)
+    array([[7.]])
+    """
+    xp = array_module(like)
+    rank = like.shape[1]
+    product = xp.ones((rank, rank), dtype or like.dtype)
+    for gram in grams:
+        product = product * gram
     if ridge:
         product = product + ridge * xp.eye(rank, dtype=product.dtype)
     if weights is None:
@@ -58,14 +76,21 @@ def multiply_grams(
 
 
 def residual_square(
-    tensor_square: Array, weights: Array | None, factors: Sequence[Array], inner: Array
+    tensor_square: Array,
+    weights: Array | None,
+    factors: Sequence[Array],
+    inner: Array,
+    gram: Array | None = None,
 ) -> Array:
     """Compute the squared norm of the residual, ``|x - model|^2``, in float64.
 
-    `tensor_square` is ``|x|^2`` and `inner` is ``<x, model>``. The sum ``|x|^2 + |model|^2 - 2 <x,
-    model>`` cancels near an exact fit: its error is about ``eps * |x|^2``.
+    `tensor_square` is ``|x|^2`` and `inner` is ``<x, model>``; `gram` is ``multiply_grams(weights,
+    factors)``, if that is known. The sum ``|x|^2 + |model|^2 - 2 <x, model>`` cancels near an exact
+    fit: its error is about ``eps * |x|^2``.
     """
-    model_square = multiply_grams(weights, factors).sum(dtype=np.float64)
+    if gram is None:
+        gram = multiply_grams(weights, factors)
+    model_square = gram.sum(dtype=np.float64)
     return np.abs(tensor_square + model_square - 2 * inner)
 
 

@@ -34,6 +34,7 @@ from ..tensor.pieces import Piece, map_pieces, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from ..tensor.unknown import are_same, check_mask_shape, list_cells, list_modes, make_mask
 from .cp_model import multiply_all, residual_square
+from .factor_grams import FactorGrams
 from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
@@ -388,7 +389,11 @@ class ImputedTensor:
         return self.missing.add_mttkrp(observed, self.values, factors, mode, weights)
 
     def measure(
-        self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
+        self,
+        weights: Array | None,
+        factors: Sequence[Array],
+        last_mttkrp: Array | None = None,
+        grams: FactorGrams | None = None,
     ) -> tuple[float, Values]:
         """Compute the relative error of a model, and its values at the missing entries.
 
@@ -401,7 +406,8 @@ class ImputedTensor:
         square = self.missing.observed._layout.norm**2 + square
         # last_mttkrp was computed with the previous values.
         inner = inner_product(last_mttkrp, factors[-1]) + change
-        self.residual = residual_square(square, weights, factors, inner)
+        gram = None if grams is None else grams.multiply(weights, factors)
+        self.residual = residual_square(square, weights, factors, inner, gram)
         return float(np.sqrt(self.residual / square)), values
 
 

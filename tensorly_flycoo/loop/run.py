@@ -64,6 +64,11 @@ class Accelerator(ABC):
         """Return the arrays that a resumed run needs besides the model."""
 
 
+def only_reads(callback: Any) -> bool:
+    """Return whether a callback, or none, is known to leave the factors as they are."""
+    return callback is None or getattr(type(callback).__call__, "only_reads", False)
+
+
 def find_state(init: Any) -> Mapping[str, np.ndarray]:
     """Return the state that the checkpoint `init` holds; no arrays for another initial guess."""
     if isinstance(init, Resumed):

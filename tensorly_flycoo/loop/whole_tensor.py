@@ -11,6 +11,7 @@ from ..ops.mttkrp import LastPass, check_devices, multiply
 from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
+from .factor_grams import FactorGrams
 from .gram_products import GramMemory, stop
 
 
@@ -94,12 +95,17 @@ class WholeTensor(LazyArray):
             self._ahead = (mode, list(factors), product)
 
     def measure(
-        self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
+        self,
+        weights: Array | None,
+        factors: Sequence[Array],
+        last_mttkrp: Array | None = None,
+        grams: FactorGrams | None = None,
     ) -> tuple[Array, None]:
         """Compute the relative error of a model, by default with an MTTKRP of the last mode."""
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
         norm = self.norm()
         inner = inner_product(last_mttkrp, factors[-1])
-        square = residual_square(norm**2, weights, factors, inner)
+        gram = None if grams is None else grams.multiply(weights, factors)
+        square = residual_square(norm**2, weights, factors, inner, gram)
         return np.sqrt(square) / norm, None

@@ -25,9 +25,7 @@ _SAFETY = 10
 _WEAKEST_BOUNDS = {np.dtype(np.float64): 1e-8, np.dtype(np.float32): 1e-2}
 
 
-def check_same_as_dense(
-    decompose, coo, kind, rank, dense_backend="numpy", has_tensors_dtype=False
-):
+def check_same_as_dense(decompose, coo, kind, rank, dense_backend="numpy", has_tensors_dtype=False):
     """Check that ``decompose(x)`` agrees for a sparse tensor and its dense twin, up to rounding.
 
     `decompose` takes only the tensor and returns a CPTensor, or a CPTensor and a list of errors. It

@@ -14,6 +14,7 @@ from ..protocol import Group
 from . import threads
 from .compiling import kernel
 from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
+from .subnormals import begin_flushing, end_flushing
 
 #: A block has at least so many rows, and for each column, lest the blocks' sums take as much memory
 #: as the rows; more if there would be more blocks than that.
@@ -107,6 +108,7 @@ def _multiply_blocks(
     one = right.dtype.type(1)
     exact = new_row_of_zeros(1.0, exact_lanes)
     total = new_row_of_zeros(one, lanes)
+    control = begin_flushing()
     for block in range(first, last):
         end = min((block + 1) * block_rows, right.shape[0])
         for start in range(block * block_rows, end, _CACHED_ROWS):
@@ -136,6 +138,7 @@ def _multiply_blocks(
                             add_product(total, one, (rows, right), (i, i), column, lanes)
                     for lane in range(np.uint64(step) - column, np.uint64(len(lanes))):
                         sums[block, j, column + lane] += total[lane]
+    end_flushing(control)
 
 
 def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:

@@ -1,7 +1,8 @@
 """Updates that are separable by rows, compiled by numba: all steps while some rows are cached.
 
 A block of rows is what a thread takes, and what measures are added up over. It is computed in
-chunks of a few rows, which stay in the nearest cache from the first step to the last.
+chunks of a few rows, which stay in the nearest cache from the first step to the last. Subnormal
+numbers are taken as 0, as on a GPU.
 """
 
 from typing import Any
@@ -12,12 +13,22 @@ from numpy import ndarray as Array
 from ..row_rules import NUM_MEASURES, Method, Operator, RowRule
 from . import threads
 from .compiling import allocating_kernel, fast_sum, subroutine
-from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
+from .mttkrp import (
+    ROW_NBYTES,
+    add_multiple,
+    add_product,
+    count_lanes,
+    fill_row,
+    new_row_of_zeros,
+    point_at_row,
+    store_row,
+)
+from .subnormals import begin_flushing, end_flushing
 
 #: Bytes of a chunk of a matrix: six of them fit a core's nearest cache of 32 KB.
 _CHUNK_NBYTES = 4096
 
-#: Rows of a chunk, at least and at most. Those of HALS are computed side by side in vectors.
+#: Rows of a chunk, at least and at most; HALS has as many as fit a vector.
 _MIN_CHUNK_ROWS = 8
 _MAX_CHUNK_ROWS = 64
 
@@ -44,7 +55,7 @@ def update_rows(
     num_rows, rank = rows.shape
     dtype = rows.dtype
     updated = np.empty((num_rows, rank), dtype)
-    sizes = _choose_sizes(num_rows, rank * dtype.itemsize, rule.method)
+    sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
     num_blocks = -(-num_rows // sizes[1])
     measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
     system = (_require(targets), np.ascontiguousarray(matrix, dtype), dtype.type(rule.strength))
@@ -70,7 +81,15 @@ def update_rows(
         )
     elif rule.method is Method.HALS:
         threads.launch(
-            _run_hals, num_blocks, sizes, system, before, updated, measures, work_ns=work_ns
+            _run_hals,
+            num_blocks,
+            sizes,
+            system,
+            before,
+            updated,
+            measures,
+            (0,) * sizes[0],
+            work_ns=work_ns,
         )
     else:
         threads.launch(
@@ -94,17 +113,19 @@ def _require(matrix: Array) -> Array:
     return np.require(matrix, requirements=("C", "A", "W"))
 
 
-def _choose_sizes(num_rows: int, row_nbytes: int, method: Method) -> tuple[int, int]:
+def _choose_sizes(num_rows: int, rank: int, itemsize: int, method: Method) -> tuple[int, int]:
     """Return the rows of a chunk and those of a block, which are whole chunks.
 
     They depend on the shape alone, and so do sums over them.
 
-    >>> _choose_sizes(1_000_000, 128, Method.ADMM)
+    >>> _choose_sizes(1_000_000, rank=32, itemsize=4, method=Method.ADMM)
     (32, 256)
     """
-    chunk_rows = _MAX_CHUNK_ROWS
-    if method is not Method.HALS:
-        chunk_rows = min(max(_CHUNK_NBYTES // max(row_nbytes, 1), _MIN_CHUNK_ROWS), chunk_rows)
+    if method is Method.HALS:
+        chunk_rows = ROW_NBYTES // itemsize
+    else:
+        row_nbytes = max(rank * itemsize, 1)
+        chunk_rows = min(max(_CHUNK_NBYTES // row_nbytes, _MIN_CHUNK_ROWS), _MAX_CHUNK_ROWS)
     num_chunks = -(-num_rows // (_MAX_BLOCKS * chunk_rows))
     return chunk_rows, chunk_rows * max(num_chunks, 1)
 
@@ -220,6 +241,7 @@ def _run_admm(
     projected = np.empty(shape, targets.dtype)
     right = np.empty(shape, targets.dtype)
     split = np.empty(shape, targets.dtype)
+    control = begin_flushing()
     for block in range(first, last):
         end = min((block + 1) * block_rows, num_rows)
         for start in range(block * block_rows, end, chunk_rows):
@@ -248,6 +270,7 @@ def _run_admm(
                 rows, projected = projected, rows
             _store(rows_after, rows, start, size)
             _store(dual_after, dual, start, size)
+    end_flushing(control)
 
 
 @allocating_kernel
@@ -271,6 +294,7 @@ def _multiply(
     m = target.reshape(-1)
     x = rows.reshape(-1)
     y = product.reshape(-1)
+    control = begin_flushing()
     for block in range(first, last):
         end = min((block + 1) * block_rows, num_rows)
         for start in range(block * block_rows, end, chunk_rows):
@@ -284,6 +308,7 @@ def _multiply(
                     reached = least if y[e] < least else y[e]
                     x[e] = x[e] * wanted / reached
             _store(after, rows, start, size)
+    end_flushing(control)
 
 
 @subroutine
@@ -296,27 +321,71 @@ def _transpose(columns: Array, matrix: Array, start: int, size: int) -> None:
 
 
 @subroutine
-def _subtract_products(column: Array, weights: Array, columns: Array) -> None:
-    """Subtract ``weights @ columns`` from a column, four products at a time."""
-    rank = columns.shape[0]
-    width = np.uint64(columns.shape[1])
-    num_in_fours = rank - rank % 4
-    for first in range(0, num_in_fours, 4):
-        j = np.uint64(first)
-        first_weight = weights[j]
-        second_weight = weights[j + np.uint64(1)]
-        third_weight = weights[j + np.uint64(2)]
-        fourth_weight = weights[j + np.uint64(3)]
+def _subtract_explained(
+    unexplained: Array, target: Array, rows: Array, gram: Array, k: Any, shift: Any, lanes: Any
+) -> None:
+    """Subtract from the targets of element k, of all rows, what the other elements explain."""
+    total = new_row_of_zeros(shift, lanes)
+    fill_row(total, -shift, lanes)
+    one = gram.dtype.type(1)
+    add_multiple(total, one, point_at_row(target, k), lanes)
+    for j in range(np.uint64(rows.shape[0])):
+        weight = gram.dtype.type(0) if j == k else -gram[k, j]
+        add_multiple(total, weight, point_at_row(rows, j), lanes)
+    store_row(total, unexplained, np.uint64(0), np.uint64(0), lanes)
+
+
+@subroutine
+def _sweep_chunk(
+    target: Array,
+    rows: Array,
+    gram: Array,
+    shift: Any,
+    sums: Array,
+    squares: Array,
+    distances: Array,
+    changes: Array,
+    unexplained: Array,
+    lanes: Any,
+) -> None:
+    """Set each element of all rows, one after the other, to its best value.
+
+    `rows` are transposed, (R, num_rows). `distances` receives the squared distances of all elements
+    from each new one, and `changes` the number of elements that changed. Each row has sums of its
+    elements and of their squares: with them the distances take no loop over the elements.
+    """
+    rank = np.uint64(rows.shape[0])
+    width = np.uint64(len(lanes))
+    zero = gram.dtype.type(0)
+    one = gram.dtype.type(1)
+    num_others = gram.dtype.type(rows.shape[0] - 1)
+    sums[:] = zero
+    squares[:] = zero
+    distances[:] = zero
+    changes[:] = zero
+    for j in range(rank):
         for b in range(width):
-            left = first_weight * columns[j, b] + second_weight * columns[j + np.uint64(1), b]
-            right = (
-                third_weight * columns[j + np.uint64(2), b]
-                + fourth_weight * columns[j + np.uint64(3), b]
-            )
-            column[b] -= left + right
-    for last in range(num_in_fours, rank):
+            sums[b] += rows[j, b]
+            squares[b] += rows[j, b] * rows[j, b]
+    for k in range(rank):
+        if gram[k, k] == zero:
+            continue
+        _subtract_explained(unexplained, target, rows, gram, k, shift, lanes)
+        scale = one / gram[k, k]
         for b in range(width):
-            column[b] -= weights[np.uint64(last)] * columns[np.uint64(last), b]
+            best = unexplained[0, b] * scale
+            best = zero if best < zero else best  # nan stays nan
+            old = rows[k, b]
+            change = best - old
+            # TensorLy compares all elements with the new one, not only the old one.
+            sum_of_others = sums[b] - old
+            square_of_others = squares[b] - old * old
+            distance = square_of_others + best * (num_others * best - 2 * sum_of_others)
+            distances[b] += change * change + max(distance, zero)
+            sums[b] = sum_of_others + best
+            squares[b] = square_of_others + best * best
+            changes[b] += one if change != zero else zero
+            rows[k, b] = best
 
 
 @allocating_kernel
@@ -328,83 +397,53 @@ def _run_hals(
     before: Array,
     after: Array,
     measures: Array,
+    lanes: Any,
 ) -> None:
     """Run all sweeps of HALS on some blocks of rows.
 
-    A chunk is transposed, so that its rows are computed side by side. Each row has sums of its
-    elements and of their squares: with them the distances of all elements from a new one take no
-    loop over the elements.
+    A chunk is transposed, so that its rows are computed side by side.
     """
     chunk_rows, block_rows = sizes
     targets, gram, shift = system
     num_rows, rank = targets.shape
-    dtype = targets.dtype.type
-    zero = dtype(0)
-    num_others = dtype(rank - 1)
     target = np.empty((rank, chunk_rows), targets.dtype)
     rows = np.empty((rank, chunk_rows), targets.dtype)
-    new = np.empty(chunk_rows, targets.dtype)
+    unexplained = np.empty((1, chunk_rows), targets.dtype)
     sums = np.empty(chunk_rows, targets.dtype)
     squares = np.empty(chunk_rows, targets.dtype)
     distances = np.empty(chunk_rows, targets.dtype)
     changes = np.empty(chunk_rows, targets.dtype)
-    weights = np.empty(rank, targets.dtype)
-    width = np.uint64(chunk_rows)
+    control = begin_flushing()
     for block in range(first, last):
         end = min((block + 1) * block_rows, num_rows)
         for start in range(block * block_rows, end, chunk_rows):
             size = min(chunk_rows, end - start)
             _transpose(target, targets, start, size)
             _transpose(rows, before, start, size)
-            num_changes = np.float64(1)
             error = np.float64(0)
+            num_changes = np.float64(1)
             for sweep in range(measures.shape[1]):
-                if num_changes == 0:  # nor will any later sweep change anything
-                    measures[block, sweep, 0] += error
-                    continue
-                sums[:] = zero
-                squares[:] = zero
-                distances[:] = zero
-                changes[:] = zero
-                for j in range(np.uint64(rank)):
-                    for b in range(width):
-                        sums[b] += rows[j, b]
-                        squares[b] += rows[j, b] * rows[j, b]
-                for k in range(np.uint64(rank)):
-                    if gram[k, k] == zero:
-                        continue
-                    for j in range(np.uint64(rank)):
-                        weights[j] = gram[k, j]
-                    weights[k] = zero
-                    for b in range(width):
-                        new[b] = target[k, b] - shift
-                    _subtract_products(new, weights, rows)
-                    diagonal = gram[k, k]
-                    for b in range(width):
-                        best = new[b] / diagonal
-                        best = zero if best < zero else best  # nan stays nan
-                        old = rows[k, b]
-                        change = best - old
-                        # TensorLy compares all elements with the new one, not only the old one.
-                        sum_of_others = sums[b] - old
-                        square_of_others = squares[b] - old * old
-                        distance = (
-                            square_of_others
-                            - (best + best) * sum_of_others
-                            + num_others * best * best
-                        )
-                        distances[b] += change * change + max(distance, zero)
-                        sums[b] = sum_of_others + best
-                        squares[b] = square_of_others + best * best
-                        changes[b] += dtype(1) if change != zero else zero
-                        rows[k, b] = best
-                error = np.float64(0)
-                num_changes = np.float64(0)
-                for b in range(np.uint64(size)):
-                    error += distances[b]
-                    num_changes += changes[b]
+                if num_changes > 0:  # else no later sweep changes anything
+                    _sweep_chunk(
+                        target,
+                        rows,
+                        gram,
+                        shift,
+                        sums,
+                        squares,
+                        distances,
+                        changes,
+                        unexplained,
+                        lanes,
+                    )
+                    error = np.float64(0)
+                    num_changes = np.float64(0)
+                    for b in range(np.uint64(size)):
+                        error += distances[b]
+                        num_changes += changes[b]
                 measures[block, sweep, 0] += error
                 measures[block, sweep, 1] += num_changes
             for b in range(np.uint64(size)):
                 for r in range(np.uint64(rank)):
                     after[np.uint64(start) + b, r] = rows[r, b]
+    end_flushing(control)
