@@ -51,7 +51,8 @@ class Admm:
 
     def resume(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on where `save_state` was called; refuse the state of other free modes."""
-        if state.keys() != self.save_state().keys():
+        saved_modes = {name for name in state if name.startswith("dual_")}
+        if saved_modes != {f"dual_{mode}" for mode in self._duals}:
             raise ValueError(
                 "the checkpoint has other free modes than this call, or was written by another "
                 "decomposition: resume with the same fixed_modes"
@@ -62,6 +63,14 @@ class Admm:
                 saved = RowShards.scatter(saved, dual.sharding)
             self._duals[mode] = saved
             self.violations[mode] = float(state[f"violation_{mode}"])
+
+    def keep(self) -> tuple[dict[int, Any], dict[int, Any]]:
+        return dict(self._duals), dict(self.violations)
+
+    def take_back(self, kept: tuple[dict[int, Any], dict[int, Any]]) -> None:
+        duals, violations = kept
+        self._duals.update(duals)
+        self.violations.update(violations)
 
     def save_state(self) -> dict[str, Array]:
         duals = {f"dual_{mode}": dual for mode, dual in self._duals.items()}

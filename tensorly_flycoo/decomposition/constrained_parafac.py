@@ -1,29 +1,32 @@
 """CP decomposition whose factors meet constraints or are penalised (AO-ADMM)."""
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 from tensorly.tenalg.proximal import proximal_operator
 
-from ..base.checks import warn
+from ..base.array_modules import Array
+from ..base.checks import check_choice, warn
 from ..engines.row_rules import Operator
 from ..io.checkpoint import Resumed
+from ..loop.acceleration import start_momentum
 from ..loop.alternating import AlternatingSweep
-from ..loop.constraints import name_constraints
+from ..loop.constraints import SETS, name_constraints
 from ..loop.cp_model import multiply_grams
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.initial_guess import check_initial_guess, make_initial_guess, spread_factors
+from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
 from ..loop.run import Callback, Run, RunModel, only_reads
 from ..loop.smoothness import smooth
 from ..loop.starting import list_free_modes, restore
 from ..loop.stopping import AnyOf, Converged, Feasible
 from ..loop.whole_tensor import WholeTensor
-from ..spread.array_admm import Projection
+from ..spread.array_admm import Projection, project_checked
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .admm import Admm, ModeConstraint
@@ -75,6 +78,7 @@ def constrained_parafac(
     hard_sparsity: Constraint = None,
     callback: Callback | None = None,
     prox: Prox = None,
+    linesearch: bool | str = False,
 ) -> Any:
     """Decompose a sparse tensor into CP factors under constraints or penalties.
 
@@ -105,6 +109,9 @@ def constrained_parafac(
         is called with some rows of a factor, (n, R) on the device of `tensor`, and returns those
         rows mapped, each for itself; it must not write to its argument. So the parameter of a
         penalty is up to you. Only for sparse tensors.
+    linesearch : False or "nesterov"
+        "nesterov": Nesterov's momentum as in `parafac`, where extrapolated factors are projected.
+        Not with penalties. Only for sparse tensors.
 
     Returns
     -------
@@ -115,13 +122,15 @@ def constrained_parafac(
 
     Raises
     ------
-    DensifyError, TypeError
+    DensifyError
         As of `parafac`.
+    TypeError
+        As of `parafac`; and if an operator of `prox` is no function.
     RuntimeError
         If TensorLy's backend is not "flycoo": its proximal operators would not run on a GPU.
     ValueError
-        As of `parafac`; and if a mode has two constraints, or a checkpoint other free modes, or
-        `prox` returns no array of the shape that it got.
+        As of `parafac`; and if a mode has two constraints, or a penalty beside `linesearch`; if a
+        checkpoint has other free modes; or if `prox` returns no array of the shape that it got.
 
     Warns
     -----
@@ -183,6 +192,7 @@ def constrained_parafac(
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
     constraints = _choose_constraints(options, x.ndim)
+    _check_linesearch(linesearch, options, x.ndim)
 
     # Begin.
     if isinstance(init, Resumed):
@@ -202,11 +212,15 @@ def constrained_parafac(
         data=WholeTensor(x),
         modes=modes,
         update_factor=admm.update_factor,
-        save_rule_state=admm.save_state,
+        rule_state=admm,
         factors_may_change=not only_reads(callback),
     )
+    momentum = None
+    if linesearch == NESTEROV:
+        momentum = start_momentum(sweep, modes, init, partial(_project, constraints))
     result = Run(
         sweep=sweep,
+        accelerate=momentum,
         tensor=x,
         n_iter_max=n_iter_max,
         stop=AnyOf(Feasible(admm.violations, tol_outer), Converged(tol_outer, cvg_criterion)),
@@ -220,6 +234,24 @@ def constrained_parafac(
     return result
 
 
+def _check_linesearch(linesearch: Any, options: dict[str, Constraint], ndim: int) -> None:
+    """Refuse momentum with a penalty: it looks at the error alone, which a penalty may raise."""
+    check_choice(linesearch, "linesearch", (False, NESTEROV))
+    if not linesearch:
+        return
+    for name, parameter in name_constraints(options, ndim):
+        if name is not None and name not in SETS:
+            raise ValueError(
+                f"linesearch is {linesearch!r} and {name} is {parameter!r}, expected False with a "
+                f"penalty or prox: momentum is for {', '.join(SETS)}"
+            )
+
+
+def _project(constraints: Sequence[ModeConstraint], mode: int, factor: Array) -> Array:
+    """Let a factor that was extrapolated meet its constraint."""
+    return constraints[mode].project(factor)
+
+
 def _choose_constraints(options: dict[str, Constraint], ndim: int) -> list[ModeConstraint]:
     """Return the constraint of each mode; the options are known by TensorLy, or `prox`."""
     constraints = []
@@ -229,7 +261,11 @@ def _choose_constraints(options: dict[str, Constraint], ndim: int) -> list[ModeC
         elif name in _ROW_OPERATORS:
             constraint = _constrain_rows(_ROW_OPERATORS[name], float(parameter))
         elif name == "prox":
-            constraint = ModeConstraint(parameter)
+            if not callable(parameter):
+                raise TypeError(
+                    f"prox of mode {mode} is {parameter!r}, expected a function of rows (n, R)"
+                )
+            constraint = ModeConstraint(partial(project_checked, parameter))
         else:
             project = _choose_projection(name, parameter, mode, ndim)
             constraint = ModeConstraint(project, is_separable=False)
@@ -239,7 +275,7 @@ def _choose_constraints(options: dict[str, Constraint], ndim: int) -> list[ModeC
 
 def _constrain_rows(operator: Operator, strength: float) -> ModeConstraint:
     """Return a constraint whose operator the kernels have."""
-    project = functools.partial(project_rows, operator=operator, strength=strength)
+    project = partial(project_rows, operator=operator, strength=strength)
     return ModeConstraint(project, operator, strength)
 
 
@@ -247,14 +283,12 @@ def _choose_projection(name: str, parameter: Any, mode: int, ndim: int) -> Proje
     """Return the proximal operator of a constraint that sees whole columns, or more."""
     # In place of those of TensorLy that would form square matrices.
     if name == "smoothness":
-        return functools.partial(smooth, strength=parameter, free_ends=False)
+        return partial(smooth, strength=parameter, free_ends=False)
     if name == "monotonicity":
         return fit_monotone
     if name == "unimodality":
         return fit_unimodal
-    return functools.partial(
-        proximal_operator, **{name: {mode: parameter}}, n_const=ndim, order=mode
-    )
+    return partial(proximal_operator, **{name: {mode: parameter}}, n_const=ndim, order=mode)
 
 
 def _start(

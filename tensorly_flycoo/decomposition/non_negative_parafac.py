@@ -1,15 +1,19 @@
 """Non-negative CP decomposition by multiplicative updates, with or without missing values."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..base.array_modules import Array
+from ..base.checks import check_choice
 from ..engines.row_rules import Method, RowRule
+from ..loop.acceleration import start_momentum
 from ..loop.alternating import AlternatingSweep, normalize_cp
 from ..loop.guarding import describe_as
 from ..loop.masks import ImputedTensor, find_missing
+from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
 from ..loop.run import Callback, Run, only_reads
 from ..loop.starting import list_free_modes, start
@@ -36,6 +40,7 @@ def non_negative_parafac(
     cvg_criterion: str = "abs_rec_error",
     fixed_modes: Sequence[int] | None = None,
     callback: Callback | None = None,
+    linesearch: bool | str = False,
 ) -> Any:
     """Decompose a sparse tensor into non-negative factors by multiplicative updates.
 
@@ -46,6 +51,9 @@ def non_negative_parafac(
     tol : float
         Stop when the error changes by less; 0 never stops, and computes no errors without a
         callback.
+    linesearch : False or "nesterov"
+        "nesterov": Nesterov's momentum as in `parafac`. An element that it would move to zero or
+        below stays, since a ratio would not lead it back. Only for sparse tensors.
 
     Returns
     -------
@@ -55,7 +63,8 @@ def non_negative_parafac(
     Raises
     ------
     DensifyError, TypeError, ValueError
-        As of `parafac`, for the same parameters; but a run with a mask can be resumed.
+        As of `parafac`, for the same parameters; but a run with a mask can be resumed. And if
+        `linesearch` is unknown.
 
     Notes
     -----
@@ -76,6 +85,7 @@ def non_negative_parafac(
     >>> all((factor >= 0).all() for factor in cp_tensor.factors)
     True
     """
+    check_choice(linesearch, "linesearch", (False, NESTEROV))
     missing = None if mask is None else find_missing(tensor, mask)
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
@@ -100,11 +110,15 @@ def non_negative_parafac(
         modes=list_free_modes(x.ndim, fixed_modes),
         update_factor=multiply_factor,
         normalize_factors=normalize_factors,
-        wants_errors=bool(tol) or callback is not None,
+        wants_errors=bool(tol or linesearch) or callback is not None,
         factors_may_change=not only_reads(callback),
     )
+    momentum = None
+    if linesearch == NESTEROV:
+        momentum = start_momentum(sweep, sweep.modes, init, partial(_keep_positive, sweep))
     return Run(
         sweep=sweep,
+        accelerate=momentum,
         tensor=x,
         n_iter_max=n_iter_max,
         stop=Converged(tol, cvg_criterion),
@@ -113,6 +127,14 @@ def non_negative_parafac(
         return_errors=return_errors,
         normalize=normalize_cp if normalize_factors else None,
     ).iterate()
+
+
+def _keep_positive(sweep: AlternatingSweep, mode: int, further: Array) -> Array:
+    """Replace elements of an extrapolated factor that are not positive by the factor's own.
+
+    A ratio multiplies them, so zero would stay zero.
+    """
+    return np.where(further > 0, further, sweep.get_part(mode))
 
 
 def multiply_factor(factor: Array, product: Array, gram: Array, mode: int) -> Array:

@@ -9,13 +9,13 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.checks import check_choice, spread_numbers, warn
 from ..engines.tall import solve
-from ..loop.acceleration import Momentum
+from ..loop.acceleration import start_momentum
 from ..loop.alternating import AlternatingSweep, normalize_cp
 from ..loop.guarding import describe_as
 from ..loop.hals import improve
 from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_cp_rank
-from ..loop.run import Callback, Run, find_state, only_reads
+from ..loop.run import Callback, Run, only_reads
 from ..loop.smoothness import Smoothness, read_smoothness, smooth
 from ..loop.starting import start
 from ..loop.stopping import Converged
@@ -131,8 +131,7 @@ def non_negative_parafac_hals(
     )
     momentum = None
     if linesearch == NESTEROV:
-        momentum = Momentum(sweep, sweep.modes, rule.project)
-        momentum.resume(find_state(init), sweep.place_parts)
+        momentum = start_momentum(sweep, sweep.modes, init, rule.project)
     return Run(
         sweep=sweep,
         accelerate=momentum,

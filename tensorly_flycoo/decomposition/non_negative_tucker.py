@@ -21,7 +21,7 @@ from ..base.checks import check_choice, check_matrix, check_real
 from ..base.reporting import span
 from ..engines.tall import multiply, transposed_product
 from ..io.checkpoint import Resumed
-from ..loop.acceleration import Momentum
+from ..loop.acceleration import start_momentum
 from ..loop.guarding import describe_as, require_flycoo_backend
 from ..loop.hals import improve
 from ..loop.masks import MissingEntries, find_missing
@@ -219,8 +219,8 @@ def non_negative_tucker_hals(
     )
     momentum = None
     if linesearch == NESTEROV:
-        momentum = Momentum(sweep, [*sweep.modes, sweep.core_part], project_non_negative)
-        momentum.resume(find_state(init), sweep.place_parts)
+        parts = [*sweep.modes, sweep.core_part]
+        momentum = start_momentum(sweep, parts, init, project_non_negative)
     return Run(
         sweep=sweep,
         accelerate=momentum,

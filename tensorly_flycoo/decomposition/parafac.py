@@ -12,7 +12,7 @@ import tensorly as tl
 from ..base.checks import check_choice, check_count, check_real, densify_error
 from ..base.fit_record import RunState, attach, current_record
 from ..io.checkpoint import Resumed
-from ..loop.acceleration import GaussNewton, Momentum
+from ..loop.acceleration import GaussNewton, start_momentum
 from ..loop.alternating import normalize_cp
 from ..loop.cp_model import make_cp_tensor
 from ..loop.gauss_newton import AUTO, GAUSS_NEWTON
@@ -366,12 +366,10 @@ def _make_accelerator(sweep: LeastSquares, linesearch: bool | str, init: Any) ->
     """Make the accelerator that `linesearch` names; if `init` is a checkpoint, resume its state."""
     if not isinstance(linesearch, str):
         return None
-    state = find_state(init)
-    momentum = Momentum(sweep, sweep.factor_solver.list_moved(sweep.modes))
-    momentum.resume(state, sweep.place_parts)
+    momentum = start_momentum(sweep, sweep.factor_solver.list_moved(sweep.modes), init)
     if linesearch == NESTEROV:
         return momentum
-    return GaussNewton(sweep, momentum, linesearch, state)
+    return GaussNewton(sweep, momentum, linesearch, find_state(init))
 
 
 def _normalize_result(sweep: LeastSquares) -> Any:

@@ -87,7 +87,8 @@ def _list_constraints(
     if function == "constrained_parafac":
         for mode, (name, strength) in enumerate(name_constraints(options, ndim)):
             if strength and name != "non_negative":
-                constraints[mode][name] = float(strength)
+                is_number = not callable(strength)
+                constraints[mode][name] = float(strength) if is_number else 1.0
     else:
         for mode, strength in enumerate(read_smoothness(options.get("smoothness"), ndim)):
             if strength:

@@ -15,7 +15,7 @@ from ..engines.tall import call_lapack, inner_product, multiply, transposed_prod
 from .gauss_newton import GAUSS_NEWTON, find_step, is_step_cheap
 from .least_squares import LeastSquares
 from .momentum import Pace, extrapolate
-from .run import Accelerator, RunModel
+from .run import Accelerator, RunModel, find_state
 
 #: `GAUSS_NEWTON` begins with so many iterations of momentum: far away, the steps' model is poor.
 _NUM_FIRST = 5
@@ -65,6 +65,25 @@ class Movable(Protocol):
 
     def take_back(self, kept: Any) -> None:
         """Return to the model that `keep` has seen."""
+
+
+class Resumable(Movable, Protocol):
+    """Such a sweep, whose run may go on from a checkpoint."""
+
+    def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:
+        """Return parts of a checkpoint on the devices of the model's parts."""
+
+
+def start_momentum(
+    sweep: Resumable,
+    parts: Sequence[int],
+    init: Any,
+    project: Callable[[int, Array], Array] | None = None,
+) -> "Momentum":
+    """Return the momentum of a run, or that of the checkpoint `init`."""
+    momentum = Momentum(sweep, parts, project)
+    momentum.resume(find_state(init), sweep.place_parts)
+    return momentum
 
 
 @final

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, final
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
@@ -23,6 +23,19 @@ from .whole_tensor import WholeTensor
 FactorUpdate: TypeAlias = Callable[[Array, Array, Array, int], Array]
 
 
+class RuleState(Protocol):
+    """What a rule that updates factors knows besides the model."""
+
+    def save_state(self) -> Mapping[str, Array]:
+        """Return the arrays that a resumed run needs."""
+
+    def keep(self) -> Any:
+        """Return the state that `take_back` restores after the updates that follow."""
+
+    def take_back(self, kept: Any) -> None:
+        """Return to the state that `keep` has seen."""
+
+
 @dataclass(kw_only=True)
 class CpSweep(Sweep):
     """A sweep over the modes of a CP model; its final methods are those of `Movable`."""
@@ -32,6 +45,7 @@ class CpSweep(Sweep):
     tensor: FlycooTensor
     data: WholeTensor | ImputedTensor
     modes: list[int]  # whose factors are updated
+    rule_state: RuleState | None = None
 
     @final
     def measure_start(self) -> Any:
@@ -83,12 +97,20 @@ class CpSweep(Sweep):
     @final
     def keep(self) -> tuple[Any, ...]:
         """Return the state that `take_back` restores after the updates that follow."""
-        return self.model.weights, list(self.model.factors), self.data.values
+        state = None if self.rule_state is None else self.rule_state.keep()
+        return self.model.weights, list(self.model.factors), self.data.values, state
 
     @final
     def take_back(self, kept: tuple[Any, ...]) -> None:
         """Return to the model that `keep` has seen."""
-        self.model.weights, self.model.factors[:], self.data.values = kept
+        self.model.weights, self.model.factors[:], self.data.values, state = kept
+        if self.rule_state is not None:
+            self.rule_state.take_back(state)
+
+    @final
+    def save_state(self) -> Mapping[str, Array]:
+        """Return the rule's state; without one, an iteration depends on the model alone."""
+        return {} if self.rule_state is None else self.rule_state.save_state()
 
 
 def measure_updated(
@@ -112,7 +134,6 @@ class AlternatingSweep(CpSweep):
     """A sweep that updates a factor by any rule, and imputes missing entries before each mode."""
 
     update_factor: FactorUpdate
-    save_rule_state: Callable[[], Mapping[str, Array]] = field(default=dict)  # of `update_factor`
     wants_errors: bool = True
     normalize_factors: bool = False  # whether each updated factor is normalised at once
     smoothness: Sequence[float] = ()  # of each mode
@@ -148,9 +169,6 @@ class AlternatingSweep(CpSweep):
             gram = self._grams.multiply(weights, factors, mode)
         factors[mode] = self.update_factor(factors[mode], product, gram, mode)
         return product
-
-    def save_state(self) -> Mapping[str, Array]:
-        return self.save_rule_state()
 
 
 def normalize_cp(model: RunModel) -> None:

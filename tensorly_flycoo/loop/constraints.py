@@ -26,6 +26,19 @@ CONSTRAINTS = {*_OF_TENSORLY, "group_lasso", "prox"}
 CONES = ("non_negative", "unimodality", "monotonicity")
 
 
+#: Those that a factor meets or not; the others are penalties, or unknown.
+SETS = (
+    "non_negative",
+    "unimodality",
+    "normalize",
+    "simplex",
+    "normalized_sparsity",
+    "soft_sparsity",
+    "monotonicity",
+    "hard_sparsity",
+)
+
+
 def name_constraints(options: Mapping[str, Any], ndim: int) -> list[tuple[Any, Any]]:
     """Return the name and the parameter of each mode's constraint, None where it has none.
 

@@ -1,7 +1,7 @@
 """The sweep of `parafac`: a system of equations for each mode, solved here or as TensorLy does."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -163,7 +163,3 @@ class LeastSquares(CpSweep):
         )
         if measured is not None:
             _, self.data.values = measured
-
-    def save_state(self) -> Mapping[str, Array]:
-        """Return nothing: an iteration depends on the model alone."""
-        return {}

@@ -150,7 +150,7 @@ def _make_start(x: FlycooTensor, cp_tensor: CPTensor, record: FitRecord) -> list
     """
     shares = cp_tensor.weights ** (1 / x.ndim)
     factors = [factor * shares for factor in cp_tensor.factors]
-    if record.dtype == x.dtype.name:  # constrained_parafac of float32 gives float64
+    if record.dtype == x.dtype.name:  # constrained_parafac of TensorLy gives float64
         factors = [factor.astype(x.dtype) for factor in factors]
     return take_guess(x, cp_tensor.rank, (None, factors))
 

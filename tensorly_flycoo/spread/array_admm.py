@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,7 +84,7 @@ def step_shard(
     for start in range(0, rows.shape[0], _BLOCK_ROWS):
         block = slice(start, start + _BLOCK_ROWS)
         updated[block], updated_dual[block], of_block = step_whole(
-            partial(_call_checked, project),
+            project,
             targets[block],
             penalty,
             inverse,
@@ -97,9 +96,9 @@ def step_shard(
     return updated, updated_dual, measures
 
 
-def _call_checked(project: Projection, rows: Array) -> Array:
+def project_checked(prox: Projection, rows: Array) -> Array:
     """Call a user's operator; refuse a result that is not rows like those it got."""
-    projected = project(rows)
+    projected = prox(rows)
     if type(projected) is not type(rows) or projected.shape != rows.shape:
         found = type(projected).__name__
         shape = getattr(projected, "shape", None)

@@ -71,6 +71,8 @@ OPTIONS = {
         "soft_sparsity": acts("soft_sparsity", 1.0),
         "smoothness": acts("smoothness", 0.1),
         "hard_sparsity": acts("hard_sparsity", 3),
+        "prox": acts("prox", np.tanh),
+        "linesearch": acts("linesearch", "nesterov", non_negative=True),
     }),
     "coupled_parafac": {
         "n_iter_max": acts("n_iter_max", 1),
@@ -92,7 +94,10 @@ OPTIONS = {
         "samples": acts("samples", (20, 20), method="adam"),
         "fixed_modes": acts("fixed_modes", [2]),
     },
-    "non_negative_parafac": _LOOP | _FIXED | _NORMALIZED | {"mask": acts("mask", MASK)},
+    "non_negative_parafac": _LOOP | _FIXED | _NORMALIZED | {
+        "mask": acts("mask", MASK),
+        "linesearch": acts("linesearch", "nesterov"),
+    },
     "non_negative_parafac_hals": _LOOP | _FIXED | _NORMALIZED | {
         "sparsity_coefficients": acts("sparsity_coefficients", 0.3),
         "nn_modes": acts("nn_modes", [0]),

@@ -68,6 +68,7 @@ EVERY = (0, 1, 2)
 STRENGTHS = {
     "non_negative": True,
     "l1_reg": 0.01,
+    "prox": np.tanh,
     "l2_reg": 0.01,
     "l2_square_reg": 0.01,
     "unimodality": True,

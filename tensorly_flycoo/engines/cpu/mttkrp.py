@@ -24,7 +24,6 @@ from .records import (
     read_row,
     read_rows,
 )
-from .subnormals import begin_flushing, end_flushing
 
 #: Bytes of a row of results that are computed at once: nearly all are in AVX2's registers.
 ROW_NBYTES = 256
@@ -259,7 +258,6 @@ def mttkrp_tiles(
     out = operands.out
     rank = out.shape[1]
     num_lanes = len(operands.lanes)
-    control = begin_flushing()
     for tile in range(first_tile, last_tile):
         first, last, bucket_start = find_places(tiles, tile, storage.records.shape[0])
         for step in range(0, rank, num_lanes):
@@ -277,7 +275,6 @@ def mttkrp_tiles(
                 operands,
             )
         clear_empty_rows(tiles, tile, out)
-    end_flushing(control)
 
 
 @kernel

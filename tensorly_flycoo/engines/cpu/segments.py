@@ -20,7 +20,6 @@ from . import mttkrp
 from .compiling import kernel
 from .mttkrp import add_multiple, add_product, advance, fill_row, point_at_row, store_row
 from .records import Storage, Tiles, clear_empty_rows, prefetch_record, read_row, read_rows
-from .subnormals import begin_flushing, end_flushing
 
 #: The smallest L2 cache for which blocks, which fill half of it, are worth it. Measured on factors
 #: of 4 MB: 1.2 to 2 times faster on a Xeon with 2 MB, slower on an EPYC with 1 MB and a faster L3.
@@ -114,7 +113,6 @@ def mttkrp_segments(
     tile_size = np.uint64(tiles.size)
     one = values.dtype.type(1)
     total = mttkrp.new_row_of_zeros(one, lanes)
-    control = begin_flushing()
     for window in range(first_window, last_window):
         for r in range(0, out.shape[1], len(lanes)):
             # The last columns may overlap those before; both begin their sums anew.
@@ -148,4 +146,3 @@ def mttkrp_segments(
         first_tile = window * window_tiles
         for t in range(first_tile, min(first_tile + window_tiles, tiles.carry_rows.shape[0])):
             clear_empty_rows(tiles, t, out)
-    end_flushing(control)

@@ -34,8 +34,8 @@ TENSORLY_LOOPS = {
 }
 #: Parameters that TensorLy 0.10 does not have come last.
 ADDED = {
-    "constrained_parafac": ["callback"],
-    "non_negative_parafac": ["callback"],
+    "constrained_parafac": ["callback", "prox", "linesearch"],
+    "non_negative_parafac": ["callback", "linesearch"],
     "non_negative_parafac_hals": ["callback", "linesearch", "smoothness"],
     "parafac": ["smoothness"],
     "parafac2": ["center", "sparsity_coefficients", "callback", "smoothness"],

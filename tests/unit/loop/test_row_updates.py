@@ -1,0 +1,57 @@
+"""Steps in passes: as if they were taken, and looked at, one by one."""
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo.loop.row_updates import run_steps
+
+
+class Halving:
+    """A rule that halves its rows, and measures them; it counts passes and steps."""
+
+    def __init__(self):
+        self.passes = []
+
+    def take_steps(self, rows, dual, num_steps):
+        self.passes.append(num_steps)
+        measures = []
+        for _ in range(num_steps):
+            rows = rows / 2
+            measures.append(rows.copy())
+        return rows, dual, np.array(measures)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 10])
+@pytest.mark.parametrize("num_needed", [1, 2, 3, 4, 9, 10, 11, 20, 25])
+def test_it_stops_after_the_first_step_that_is_enough(num_needed, batch_size):
+    rule = Halving()
+    result = run_steps(
+        rule.take_steps,
+        np.array([1.0]),
+        num_steps=20,
+        is_enough=lambda measures: measures[-1][0] <= 0.5**num_needed,
+        batch_size=batch_size,
+    )
+    num_steps = min(num_needed, 20)
+    assert result.rows == 0.5**num_steps
+    assert [float(rows[0]) for rows in result.measures] == [0.5**n for n in range(1, num_steps + 1)]
+    assert max(rule.passes) <= batch_size
+    # A pass is done again at most once.
+    assert sum(rule.passes) <= num_steps + 2 * batch_size
+
+
+def test_each_step_is_looked_at_once_and_all_before_are_known():
+    seen = []
+
+    def is_enough(measures):
+        seen.append(len(measures))
+        return False
+
+    run_steps(Halving().take_steps, np.array([1.0]), 25, is_enough)
+    assert seen == list(range(1, 26))
+
+
+def test_no_steps():
+    rows = np.array([1.0])
+    result = run_steps(Halving().take_steps, rows, 0, lambda measures: True, dual=3)
+    assert result == (rows, 3, [])
