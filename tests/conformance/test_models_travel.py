@@ -403,8 +403,9 @@ def check_resumed(kind, mask, found):
 
 
 @each_kind
-def test_models_of_a_part(kind):
+def test_models_of_a_part(kind, monkeypatch):
     """A model of a part of labelled data is that of the part of the dense arrays."""
+    monkeypatch.setattr(adam, "_NUM_STEPS", 10)
     rows = [4, 1, 5, 3, 0]
     dense, labels = make_values(kind.data, kind.ndim), take_modes(kind.ndim)
     mask = make_mask(kind.mask, kind.ndim) if kind.mask else None

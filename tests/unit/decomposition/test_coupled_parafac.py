@@ -500,10 +500,18 @@ def draw_case(name, seed, dtype):
     return arrays, modes, [1 / float((x.astype(float) ** 2).sum()) for x in arrays], options
 
 
+#: Seeds of random cases: few by default.
+SEEDS = [
+    pytest.param(range(9), id="few"),
+    pytest.param(range(9, 150), id="many", marks=pytest.mark.slow),
+]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("name", SMALL)
-def test_sweeps_never_raise_what_they_minimise_and_have_no_unit(name, dtype):
-    for seed in range(30):
+def test_sweeps_never_raise_what_they_minimise_and_have_no_unit(name, seeds, dtype):
+    for seed in seeds[:30]:
         arrays, modes, omegas, options = draw_case(name, seed, dtype)
         options |= {"n_iter_max": 15, "random_state": seed}
         found = Fitted(arrays, modes, omegas, **options)
@@ -527,8 +535,9 @@ def test_sweeps_never_raise_what_they_minimise_and_have_no_unit(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_rank_above_the_sizes_of_shared_modes(dtype):
-    for seed in range(150):
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_a_rank_above_the_sizes_of_shared_modes(seeds, dtype):
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         arrays = [rng.random(shape).astype(dtype) for shape in ((2, 7, 7), (2, 4))]
         omegas = [1 / float((x.astype(float) ** 2).sum()) for x in arrays]
