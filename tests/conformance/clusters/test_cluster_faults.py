@@ -212,15 +212,33 @@ def test_a_worker_that_waits_for_one_that_failed_goes_on(x):
     assert call(x, 1, int, "5") == 5
 
 
-def test_ctrl_c_while_a_worker_computes(x):
-    expected = run(x, 2)
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    start = time.monotonic()
+def wait_for(path):
+    """Return whether there is a file within a minute."""
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return path.exists()
+
+
+def test_ctrl_c_while_a_worker_computes(x, tmp_path):
+    """The client does not wait for the worker, which goes on until there is a file."""
+    expected, begun, end = run(x, 2), tmp_path / "begun", tmp_path / "end"
+
+    def interrupt():
+        if wait_for(begun):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def compute():
+        begun.touch()
+        end.with_name("found").write_text(str(wait_for(end)))
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
-        call(x, 0, time.sleep, 3)
-    timer.join()
-    assert time.monotonic() - start < 3
+        call(x, 0, compute)
+    thread.join()
+    assert not (tmp_path / "found").exists()  # the worker still waits
+    end.touch()
     assert run(x, 2) == expected
 
 
