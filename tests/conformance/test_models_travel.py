@@ -39,7 +39,6 @@ from model_table import (
 
 from tensorly_flycoo import LabelledCP, Progress, fold_in
 from tensorly_flycoo.base.fit_record import FitRecord
-from tensorly_flycoo.decomposition import adam
 from tensorly_flycoo.loop.masks import is_same_mask
 from tensorly_flycoo.models import LabelledCoupledCP, LabelledParafac2, LabelledTucker
 
@@ -346,9 +345,8 @@ def run(kind, beside, path, mask, stop=4):
 
 
 @each_kind
-def test_resumed_runs(kind, tmp_path, monkeypatch):
+def test_resumed_runs(kind, tmp_path):
     """A run that is resumed has the bits of one that is not; other data are refused."""
-    monkeypatch.setattr(adam, "_NUM_STEPS", 10)
     mask = make_mask(kind.mask, kind.ndim) if kind.mask else None
     same, wrong = make_beside("same", kind.data, kind.ndim), []
     path = tmp_path / "run.npz"
@@ -403,9 +401,8 @@ def check_resumed(kind, mask, found):
 
 
 @each_kind
-def test_models_of_a_part(kind, monkeypatch):
+def test_models_of_a_part(kind):
     """A model of a part of labelled data is that of the part of the dense arrays."""
-    monkeypatch.setattr(adam, "_NUM_STEPS", 10)
     rows = [4, 1, 5, 3, 0]
     dense, labels = make_values(kind.data, kind.ndim), take_modes(kind.ndim)
     mask = make_mask(kind.mask, kind.ndim) if kind.mask else None

@@ -77,7 +77,11 @@ def test_row_by_row(rank, block_numbers, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"), [((60, 50, 40), FlycooTensor.to_coo), ((20, 25, 15, 10), lambda x: x)]
+    ("shape", "kind"),
+    [
+        pytest.param((60, 50, 40), FlycooTensor.to_coo, marks=pytest.mark.slow),
+        ((20, 25, 15, 10), lambda x: x),
+    ],
 )
 def test_recovers_planted_factors(shape, kind):
     rng = np.random.RandomState(3)
@@ -500,7 +504,7 @@ def ratings():
 @pytest.mark.parametrize(
     ("options", "dtype", "most"),
     [
-        ({}, "float64", 0.6),
+        pytest.param({}, "float64", 0.6, marks=pytest.mark.slow),
         pytest.param({"cg_steps": 3}, "float32", 0.6, marks=pytest.mark.slow),
         pytest.param({"biases": True}, "float64", 0.54, marks=pytest.mark.slow),
         ({"biases": True, "cg_steps": 3}, "float32", 0.54),
