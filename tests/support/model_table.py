@@ -203,11 +203,11 @@ def _list_kinds():
 
 KINDS = {kind.id: kind for kind in _list_kinds()}
 
-#: Iterations: enough for least squares to converge, as each takes a tenth of a millisecond; those
-#: of Adam, constraints and Tucker take more.
-#: Of Adam in an iteration: all that is compared holds of models that have not converged.
+#: Steps of Adam in an iteration: what is compared also holds of models that have not converged.
 NUM_STEPS = 50
 
+#: Iterations: enough for least squares to converge, as each takes a tenth of a millisecond; those
+#: of Adam, constraints and Tucker take more.
 _ITERATIONS = dict.fromkeys(METHODS, 300) | {
     "constrained_parafac": 20,
     "generalized_parafac": 1,
