@@ -172,15 +172,6 @@ def settings(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def address():
-    """One cluster of two processes for all pages that need one."""
-    from local_clusters import start_cluster
-
-    with start_cluster(2) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
 def searches():
     """What searches of tensors with labels have found in this module."""
     return {}
@@ -209,7 +200,7 @@ def test_python(page, tmp_path, request):
     places = {'"/shared': f'"{tmp_path}/shared'} | SMALLER.get(page, {})
     with contextlib.ExitStack() as stack:
         if page in NEED_CLUSTER:
-            address = request.getfixturevalue("address")
+            address = request.getfixturevalue("client").scheduler.address
             places |= {"tcp://scheduler:8786": address, "tcp://10.0.0.1:8786": address}
         for number, block in enumerate(list_blocks(page, "python", with_left_out=False)):
             for place, other in places.items():
