@@ -312,6 +312,7 @@ def test_what_a_call_had_loaded_is_freed_although_its_error_is_kept(client, fold
     assert caught.value.__traceback__ is not None
 
 
+@pytest.mark.slow
 def test_workers_that_never_were_connected_are_freed(client):
     """As if another one had been lost while they started."""
     wait_until_there_are(client, 0)

@@ -392,7 +392,7 @@ def test_errors(changes, error, message):
     "kind",
     [
         pytest.param("mask of cells", marks=pytest.mark.slow),
-        "mask of blocks",
+        pytest.param("mask of blocks", marks=pytest.mark.slow),
         pytest.param("observed, entries", marks=pytest.mark.slow),
         "biases, entries",
     ],

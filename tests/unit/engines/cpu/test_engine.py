@@ -376,7 +376,7 @@ def read_first(records, fields):
     return read_rows(records, np.uint64(0), fields)
 
 
-@pytest.mark.parametrize("ndim", [1, 33])
+@pytest.mark.parametrize("ndim", [1, 9, pytest.param(33, marks=pytest.mark.slow)])
 def test_records_of_many_modes_are_read(ndim):
     """numba recursed once for each mode, which ended at 31."""
     coords = np.random.default_rng(0).integers(0, 9, (ndim, 5))
