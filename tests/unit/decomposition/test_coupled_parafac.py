@@ -500,18 +500,23 @@ def draw_case(name, seed, dtype):
     return arrays, modes, [1 / float((x.astype(float) ** 2).sum()) for x in arrays], options
 
 
-#: Seeds of random cases: few by default.
-SEEDS = [
-    pytest.param(range(9), id="few"),
-    pytest.param(range(9, 150), id="many", marks=pytest.mark.slow),
-]
+def try_seeds(count):
+    """Try few seeds by default, and the others with --slow."""
+    few, others = range(9), range(9, count)
+    return pytest.mark.parametrize(
+        "seeds",
+        [
+            pytest.param(few, id="few"),
+            pytest.param(others, id="others", marks=pytest.mark.slow),
+        ],
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("seeds", SEEDS)
+@try_seeds(30)
 @pytest.mark.parametrize("name", SMALL)
 def test_sweeps_never_raise_what_they_minimise_and_have_no_unit(name, seeds, dtype):
-    for seed in seeds[:30]:
+    for seed in seeds:
         arrays, modes, omegas, options = draw_case(name, seed, dtype)
         options |= {"n_iter_max": 15, "random_state": seed}
         found = Fitted(arrays, modes, omegas, **options)
@@ -535,7 +540,7 @@ def test_sweeps_never_raise_what_they_minimise_and_have_no_unit(name, seeds, dty
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("seeds", SEEDS)
+@try_seeds(150)
 def test_a_rank_above_the_sizes_of_shared_modes(seeds, dtype):
     for seed in seeds:
         rng = np.random.default_rng(seed)
