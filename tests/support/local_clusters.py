@@ -22,6 +22,8 @@ def start_cluster(num_workers, **options):
     after which a `LocalCluster` gives a lost one up.
     """
     dask.config.set({"distributed.deploy.lost-worker-timeout": "10 minutes"})
+    # Workers are forked from a process that has imported Dask, also those in place of killed ones.
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     options = {"threads_per_worker": 1, "dashboard_address": ":0", **options}
     cluster = LocalCluster(n_workers=num_workers, **options)
     try:
