@@ -10,11 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorly as tl
-from distributed import Client
-from local_clusters import start_cluster
+from distributed import Client, WorkerPlugin
+from local_clusters import start_cluster, wait_for_file
 
 from tensorly_flycoo import Progress, mttkrp, save, save_slabs
-from tensorly_flycoo.dask import WorkerLost, actor, cluster_layout, cluster_tensor, open_slabs
+from tensorly_flycoo.dask import (
+    WorkerLost,
+    actor,
+    cluster_layout,
+    cluster_tensor,
+    machine,
+    open_slabs,
+)
 from tensorly_flycoo.dask import cluster as cluster_module
 from tensorly_flycoo.dask.actor import start_workers
 from tensorly_flycoo.dask.cluster import RemoteObject
@@ -31,10 +38,18 @@ def folder(tmp_path_factory):
     return path
 
 
+class LookOften(WorkerPlugin):
+    """Lets the actors of a worker look every tenth of a second for whether they are needed."""
+
+    def setup(self, worker):
+        machine._POLL_SECONDS = 0.1
+
+
 @pytest.fixture(scope="module")
 def client():
     """A client of a cluster of its own, since some tests kill workers; Dask starts others."""
     with start_cluster(2) as address, Client(address) as client:
+        client.register_plugin(LookOften())  # also for workers in place of killed ones
         yield client
 
 
@@ -212,25 +227,17 @@ def test_a_worker_that_waits_for_one_that_failed_goes_on(x):
     assert call(x, 1, int, "5") == 5
 
 
-def wait_for(path):
-    """Return whether there is a file within a minute."""
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return path.exists()
-
-
 def test_ctrl_c_while_a_worker_computes(x, tmp_path):
     """The client does not wait for the worker, which goes on until there is a file."""
     expected, begun, end = run(x, 2), tmp_path / "begun", tmp_path / "end"
 
     def interrupt():
-        if wait_for(begun):
+        if wait_for_file(begun):
             os.kill(os.getpid(), signal.SIGINT)
 
     def compute():
         begun.touch()
-        end.with_name("found").write_text(str(wait_for(end)))
+        end.with_name("found").write_text(str(wait_for_file(end)))
 
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -312,7 +319,6 @@ def test_what_a_call_had_loaded_is_freed_although_its_error_is_kept(client, fold
     assert caught.value.__traceback__ is not None
 
 
-@pytest.mark.slow
 def test_workers_that_never_were_connected_are_freed(client):
     """As if another one had been lost while they started."""
     wait_until_there_are(client, 0)
