@@ -155,7 +155,7 @@ STAND_INS = {
     "docs/uses.md": give_file,
     "docs/clusters.md": give_parquet,
 }
-#: Their cluster is started here, and what all workers see is in the test's own folder.
+#: Their cluster is that of all tests, and what all workers see is in the test's own folder.
 NEED_CLUSTER = {"docs/larger.md", "docs/clusters.md"}
 #: Numbers that run as they are printed in README alone, and what is run of them in other pages.
 SMALLER = {
