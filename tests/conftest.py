@@ -14,6 +14,11 @@ os.environ.setdefault("TENSORLY_FLYCOO_DEVICE", "cpu")
 # Matrices are small here, and two processes run tests: a second thread of the BLAS would only wait.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Dozens of tests start processes: without bytecode each would compile the package, for 0.3 s. The
+# cache of numba is written beside it in any case.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # The examples are programs outside the package.
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 

@@ -93,20 +93,21 @@ class _Page(HTMLParser):
             self.links.add(urllib.parse.unquote(link))
 
 
+#: Sphinx without its index for searches, which takes a seventh of the time.
+BUILD = """
+import sys
+from sphinx.builders.html import StandaloneHTMLBuilder
+from sphinx.cmd.build import main
+StandaloneHTMLBuilder.search = False
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Build the site, without running the examples of the gallery."""
     folder = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-W",
-        "--keep-going",
-        "-D",
-        "plot_gallery=False",
-    ]
+    command = [sys.executable, "-c", BUILD, "-q", "-W", "--keep-going", "-D", "plot_gallery=False"]
     command += ["-d", str(folder / "trees"), str(DOCS), str(folder / "html")]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr

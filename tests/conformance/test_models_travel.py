@@ -39,7 +39,6 @@ from model_table import (
 
 from tensorly_flycoo import LabelledCP, Progress, fold_in
 from tensorly_flycoo.base.fit_record import FitRecord
-from tensorly_flycoo.decomposition import adam
 from tensorly_flycoo.loop.masks import is_same_mask
 from tensorly_flycoo.models import LabelledCoupledCP, LabelledParafac2, LabelledTucker
 
@@ -346,9 +345,8 @@ def run(kind, beside, path, mask, stop=4):
 
 
 @each_kind
-def test_resumed_runs(kind, tmp_path, monkeypatch):
+def test_resumed_runs(kind, tmp_path):
     """A run that is resumed has the bits of one that is not; other data are refused."""
-    monkeypatch.setattr(adam, "_NUM_STEPS", 10)
     mask = make_mask(kind.mask, kind.ndim) if kind.mask else None
     same, wrong = make_beside("same", kind.data, kind.ndim), []
     path = tmp_path / "run.npz"

@@ -50,13 +50,13 @@ def decompose(name, x, rank, home=decomposition):
 @pytest.mark.parametrize("name", [*_CP, *_OTHERS])
 @pytest.mark.usefixtures("flycoo_backend")
 def test_a_wrong_rank_is_refused_at_once(name, rank, error, text, x):
-    start_s = time.perf_counter()
+    start_s = time.process_time()  # other processes' load is no part of it
     is_ours = name in ("observed_parafac", "generalized_parafac")
     homes = [decomposition] if is_ours else [decomposition, tl.decomposition]
     for home in homes:
         with pytest.raises(error, match=text):
             decompose(name, x, rank, home)
-    assert time.perf_counter() - start_s < 5
+    assert time.process_time() - start_s < 5
 
 
 @pytest.mark.parametrize("name", [*(name for name in _CP if name != "parafac2"), "tucker"])

@@ -296,7 +296,9 @@ WHOLE = {
     "partial_tucker": lambda x: tl.decomposition.partial_tucker(x, [2, 3], modes=[0, 2])[0],
     "parts": lambda x: [y.nonzeros() for y in (x[3:9, [5, 2]], x.T, x.sum(axis=1), x * 0)],
     "vectors": lambda x: [x.sum(axis=(0, 1)), x.mean(axis=(1, 2)), x[29, 19, 39]],
-    "observed_parafac": lambda x: observed_parafac(x, RANK, n_iter_max=3, random_state=0),
+    "observed_parafac": lambda x: observed_parafac(
+        x, RANK, n_iter_max=3, random_state=0, l2_reg=0.1
+    ),
     "generalized_parafac": lambda x: generalized_parafac(abs(x), RANK, 5, random_state=0),
     "best_of": lambda x: (
         best_of(parafac, x, RANK, n_starts=2, n_iter_max=3, init="random", random_state=0).best

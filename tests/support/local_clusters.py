@@ -1,6 +1,7 @@
 """Clusters of processes on this machine, whose workers tests may kill."""
 
 import contextlib
+import time
 
 import dask
 from distributed import LocalCluster
@@ -10,6 +11,14 @@ def wait_for_addresses(client, num_workers):
     """Return the addresses of all workers, once those that tests have killed are there again."""
     client.wait_for_workers(num_workers, timeout=60)
     return sorted(client.nthreads())
+
+
+def wait_for_file(path):
+    """Return whether there is a file within a minute."""
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return path.exists()
 
 
 @contextlib.contextmanager
@@ -22,6 +31,8 @@ def start_cluster(num_workers, **options):
     after which a `LocalCluster` gives a lost one up.
     """
     dask.config.set({"distributed.deploy.lost-worker-timeout": "10 minutes"})
+    # Workers are forked from a process that has imported Dask, also those in place of killed ones.
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     options = {"threads_per_worker": 1, "dashboard_address": ":0", **options}
     cluster = LocalCluster(n_workers=num_workers, **options)
     try:

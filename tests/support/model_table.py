@@ -19,6 +19,7 @@ from scipy.optimize import nnls
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor, decomposition
+from tensorly_flycoo.decomposition import adam
 from tensorly_flycoo.decomposition.methods import METHODS
 from tensorly_flycoo.loop.constraints import CONSTRAINTS
 from tensorly_flycoo.loop.losses import EXACT_LOSSES, LOSSES
@@ -203,6 +204,9 @@ def _list_kinds():
 
 KINDS = {kind.id: kind for kind in _list_kinds()}
 
+#: Steps of Adam in an iteration: what is compared also holds of models that have not converged.
+NUM_STEPS = 50
+
 #: Iterations: enough for least squares to converge, as each takes a tenth of a millisecond; those
 #: of Adam, constraints and Tucker take more.
 _ITERATIONS = dict.fromkeys(METHODS, 300) | {
@@ -310,7 +314,8 @@ def fit(kind, x, mask=None, **options):
             "confidence": label(weights) if isinstance(x, LabelledTensor) else to_sparse(weights)
         }
     data = [x, make_tags()] if kind.model == "coupled" else x
-    with tl.backend_context("flycoo"):
+    with tl.backend_context("flycoo"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adam, "_NUM_STEPS", NUM_STEPS)
         return function(data, find_rank(kind), **(given | options))
 
 

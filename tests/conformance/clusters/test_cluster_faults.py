@@ -10,11 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorly as tl
-from distributed import Client
-from local_clusters import start_cluster
+from distributed import Client, WorkerPlugin
+from local_clusters import start_cluster, wait_for_file
 
 from tensorly_flycoo import Progress, mttkrp, save, save_slabs
-from tensorly_flycoo.dask import WorkerLost, actor, cluster_layout, cluster_tensor, open_slabs
+from tensorly_flycoo.dask import (
+    WorkerLost,
+    actor,
+    cluster_layout,
+    cluster_tensor,
+    machine,
+    open_slabs,
+)
 from tensorly_flycoo.dask import cluster as cluster_module
 from tensorly_flycoo.dask.actor import start_workers
 from tensorly_flycoo.dask.cluster import RemoteObject
@@ -31,10 +38,18 @@ def folder(tmp_path_factory):
     return path
 
 
+class LookOften(WorkerPlugin):
+    """Lets the actors of a worker look every tenth of a second for whether they are needed."""
+
+    def setup(self, worker):
+        machine._POLL_SECONDS = 0.1
+
+
 @pytest.fixture(scope="module")
 def client():
     """A client of a cluster of its own, since some tests kill workers; Dask starts others."""
     with start_cluster(2) as address, Client(address) as client:
+        client.register_plugin(LookOften())  # also for workers in place of killed ones
         yield client
 
 
@@ -212,15 +227,25 @@ def test_a_worker_that_waits_for_one_that_failed_goes_on(x):
     assert call(x, 1, int, "5") == 5
 
 
-def test_ctrl_c_while_a_worker_computes(x):
-    expected = run(x, 2)
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    start = time.monotonic()
+def test_ctrl_c_while_a_worker_computes(x, tmp_path):
+    """The client does not wait for the worker, which goes on until there is a file."""
+    expected, begun, end = run(x, 2), tmp_path / "begun", tmp_path / "end"
+
+    def interrupt():
+        if wait_for_file(begun):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def compute():
+        begun.touch()
+        end.with_name("found").write_text(str(wait_for_file(end)))
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
-        call(x, 0, time.sleep, 3)
-    timer.join()
-    assert time.monotonic() - start < 3
+        call(x, 0, compute)
+    thread.join()
+    assert not (tmp_path / "found").exists()  # the worker still waits
+    end.touch()
     assert run(x, 2) == expected
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorly as tl
+from local_clusters import wait_for_file
 
 from tensorly_flycoo import (
     FlycooTensor,
@@ -366,17 +367,26 @@ def test_a_full_disk_of_a_worker(client, addresses, files, tmp_path):
     assert open_slabs(tmp_path / "x", client=client).tensor.sum() == x.tensor.sum()
 
 
-def test_a_read_that_is_interrupted(client, table):
+def test_a_read_that_is_interrupted(client, table, tmp_path):
+    begun, end = tmp_path / "begun", tmp_path / "end"
+
     @dask.delayed
     def compute(part):
-        time.sleep(2)
+        begun.touch()
+        wait_for_file(end)
         return part
+
+    def interrupt():
+        if wait_for_file(begun):
+            os.kill(os.getpid(), signal.SIGINT)
 
     parts = [compute(table[:2500]), compute(table[2500:])]
     df = dask.dataframe.from_delayed(parts, meta=table[:0])
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         from_dask_dataframe(df, MODES, "price", slabs=4, client=client)
+    thread.join()
+    end.touch()
     found = from_dask_dataframe(df, MODES, "price", slabs=4, client=client)
     check_same(found.tensor, from_dataframe(table, MODES, "price", slabs=4).tensor)

@@ -101,20 +101,20 @@ def go_on(model, error):
 LOOPS = [
     ("parafac", {"init": "random", "random_state": 0}),
     ("parafac", {"init": "random", "random_state": 0, "normalize_factors": True}),
-    ("parafac", {"normalize_factors": True}),
+    pytest.param("parafac", {"normalize_factors": True}, marks=pytest.mark.slow),
     ("parafac", {"l2_reg": 0.1}),
-    ("parafac", {"linesearch": True, "n_iter_max": 9}),
+    pytest.param("parafac", {"linesearch": True, "n_iter_max": 9}, marks=pytest.mark.slow),
     ("parafac", {"linesearch": "nesterov", "n_iter_max": 9}),
     ("parafac", {"linesearch": "gauss-newton", "n_iter_max": 9}),
     ("parafac", {"orthogonalise": True}),
-    ("parafac", {"fixed_modes": [0]}),
+    pytest.param("parafac", {"fixed_modes": [0]}, marks=pytest.mark.slow),
     ("parafac", {"smoothness": 5.0}),
     ("parafac", {"callback": go_on}),
     ("parafac", {"init": "svd"}),
     ("non_negative_parafac", {"init": "svd", "svd": "randomized_svd", "random_state": 0}),
-    ("non_negative_parafac", {"normalize_factors": True}),
+    pytest.param("non_negative_parafac", {"normalize_factors": True}, marks=pytest.mark.slow),
     ("non_negative_parafac_hals", {}),
-    ("non_negative_parafac_hals", {"smoothness": {0: 5.0}}),
+    pytest.param("non_negative_parafac_hals", {"smoothness": {0: 5.0}}, marks=pytest.mark.slow),
     pytest.param("non_negative_parafac_hals", {"init": "svd"}, marks=pytest.mark.slow),
     # Inner iterations wait for the workers hundreds of times.
     pytest.param("constrained_parafac", {"non_negative": True}, marks=pytest.mark.slow),
@@ -176,11 +176,18 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(("groups", "num_numbered"), GROUPS.values(), ids=GROUPS)
-def test_groups_move_no_more(
-    groups, num_numbered, tensors, folder, client, addresses, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize(
+    "division",
+    [
+        "a product",
+        "numbered",
+        pytest.param("that is cut", marks=pytest.mark.slow),
+        pytest.param("all", marks=pytest.mark.slow),
+    ],
+)
+def test_groups_move_no_more(division, tensors, folder, client, addresses, tmp_path, monkeypatch):
     """Each worker contracts its own results; the bits are those of one process."""
+    groups, num_numbered = GROUPS[division]
     monkeypatch.setattr(slab_folder, "find_groups", lambda *_: (groups, num_numbered))
     save_slabs(tmp_path / "x", open_slabs(folder), slabs=NUM_SLABS)
     here, factors = open_here(tmp_path / "x", monkeypatch), draw_start().factors

@@ -1,5 +1,6 @@
 """Groups of modes: which are chosen, which are refused, and that they change no result."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -8,6 +9,7 @@ import reference
 import tensorly as tl
 from numpy_primitives import pack
 from problems import make_problem
+from slow_cases import thin_out
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
 from tensorly_flycoo.base.checks import LAYOUTS
@@ -101,20 +103,20 @@ def test_records_of_merged_modes(groups, word_dtype):
             np.testing.assert_array_equal(merged.rows(records, number), expected)
 
 
-@pytest.mark.parametrize("slabs", [1, 3])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("groups", DIVISIONS)
+@pytest.mark.parametrize(
+    ("groups", "layout", "slabs"), thin_out(itertools.product(DIVISIONS, LAYOUTS, [1, 3]), 5)
+)
 def test_the_same_tensor_and_mttkrp(groups, layout, slabs):
     """Sums of a row are those of other orders: equal within twice the bound of `mttkrp`."""
-    problem = make_problem(SHAPE, 3000, rank=5, seed=1)
+    problem = make_problem(SHAPE, 3000, rank=3, seed=1)
     plain = problem.tensor(layout=layout, slabs=slabs, groups=None)
     x = problem.tensor(layout=layout, slabs=slabs, groups=groups)
     assert x.groups == tuple(groups)
     for array, expected in zip(x.nonzeros(), plain.nonzeros(), strict=True):
         np.testing.assert_array_equal(array, expected)
-    weights = np.array([0.5, 2.0, -1.0, 4.0, 1.0])  # exact
+    weights = np.array([0.5, 2.0, -1.0])  # exact
     for mode in [*range(5), 2, 0, 4, 4]:
-        out = np.full((SHAPE[mode], 5), np.nan)
+        out = np.full((SHAPE[mode], 3), np.nan)
         assert mttkrp(x, problem.factors, mode, weights=weights, out=out) is out
         problem.check(out / weights, mode)
         empty_rows = x._layout.find_empty_rows(mode)

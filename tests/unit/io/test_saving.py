@@ -1,6 +1,7 @@
 """Saving and loading tensors with their plans."""
 
 import io
+import itertools
 import json
 import math
 import threading
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from numpy_primitives import NumpyPrimitives
 from problems import compute_all, make_factors, make_problem
+from slow_cases import thin_out
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
 from tensorly_flycoo.base.checks import LAYOUTS
@@ -41,9 +43,13 @@ def no_building(monkeypatch):
     monkeypatch.setattr(whole_layout, "build_in_slabs", refuse)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("groups", [None, [(0, 1), (2, 3)]])
+@pytest.mark.parametrize(
+    ("layout", "groups", "dtype"),
+    thin_out(
+        itertools.product(LAYOUTS, [None, [(0, 1), (2, 3)]], ["float32", "float64"]),
+        5,
+    ),
+)
 def test_a_loaded_tensor_computes_the_same_bits(path, layout, dtype, groups, request):
     x, factors = make_tensor(layout, dtype, groups=groups), make_factors(SHAPE, 3, dtype)
     save(path, x)

@@ -180,8 +180,18 @@ def test_other_decompositions_run_one_by_one(x, function, options, monkeypatch):
     assert starts.matches.max() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("options", [{}, {"biases": True}, {"cg_steps": 2}], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 1e9])
+@pytest.mark.parametrize(
+    ("scale", "options"),
+    [
+        (1e9, {}),
+        (1.0, {"biases": True}),
+        (1.0, {"cg_steps": 2}),
+        pytest.param(1.0, {}, marks=pytest.mark.slow),
+        pytest.param(1e9, {"biases": True}, marks=pytest.mark.slow),
+        pytest.param(1e9, {"cg_steps": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_the_ridge_is_chosen_once_for_all_starts(x, options, scale, monkeypatch):
     """It depends on no start, so each run gives the bits of the lone run."""
     x, searches = x * scale, []

@@ -254,7 +254,8 @@ def make_ratings(seed):
     "options",
     [
         {"l2_reg": 0.1},
-        {"biases": True, "cg_steps": 3},
+        {"biases": True, "cg_steps": 3, "l2_reg": 0.1},
+        pytest.param({"biases": True, "cg_steps": 3}, marks=pytest.mark.slow),
         pytest.param({"biases": True}, marks=pytest.mark.slow),
         pytest.param({"cg_steps": 3}, marks=pytest.mark.slow),
     ],
@@ -502,7 +503,9 @@ def test_entries_that_a_mask_marks_are_unknown(method):
     changed = x + 50 * FlycooTensor(hidden, np.ones(hidden.shape[1]), x.shape)
     if method == "parafac2":
         mask = np.broadcast_to(mask, x.shape)
-    options = {"n_runs": 3, "random_state": 0, "n_iter_max": 30, "method": method}
+    options = {"n_runs": 3, "random_state": 0, "n_iter_max": 10, "method": method}
+    if method == "observed_parafac":
+        options["l2_reg"] = 0.1  # a chosen one takes ten times as long
     found, expected = (select_rank(own, [1, 2, 3], mask=mask, **options) for own in (changed, x))
     assert found.rank == expected.rank
     for score, other in zip(found.scores, expected.scores, strict=True):
@@ -526,7 +529,7 @@ def make_tucker(seed, noise=0.1):
     return FlycooTensor.from_dense(dense)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
 def test_a_planted_core_is_found(seed):
     x = make_tucker(seed)
     selection = select_rank(x, CORES, 3, "tucker", random_state=seed, n_iter_max=50)

@@ -143,8 +143,19 @@ def draw_again(size, n, seed=0, mode=0):
 MASKS = {"cells": SHAPE, "blocks": (14, 9, 1), "other blocks": (1, 9, 11)}
 
 
-@pytest.mark.parametrize("non_negative", [False, True])
-@pytest.mark.parametrize("kind", [*MASKS, None])
+@pytest.mark.parametrize(
+    ("kind", "non_negative"),
+    [
+        ("cells", True),
+        ("blocks", False),
+        ("other blocks", False),
+        (None, True),
+        pytest.param("cells", False, marks=pytest.mark.slow),
+        pytest.param("blocks", True, marks=pytest.mark.slow),
+        pytest.param("other blocks", True, marks=pytest.mark.slow),
+        pytest.param(None, False, marks=pytest.mark.slow),
+    ],
+)
 def test_fits_of_masked_models_leave_missing_cells_out(kind, non_negative):
     """Rows of mode 0 are drawn: its cells may be listed, or all alike."""
     random, shape = np.random.RandomState(1), MASKS.get(kind, (1, 1, 1))
@@ -170,8 +181,15 @@ def test_fits_of_masked_models_leave_missing_cells_out(kind, non_negative):
     assert min(lower.min(initial=1) for lower in ends) >= 0 or not non_negative
 
 
-@pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("mode", [None, 1])
+@pytest.mark.parametrize(
+    ("mode", "biases"),
+    [
+        (None, True),
+        (1, False),
+        pytest.param(None, False, marks=pytest.mark.slow),
+        pytest.param(1, True, marks=pytest.mark.slow),
+    ],
+)
 def test_fits_of_observed_models_see_entries_alone(mode, biases):
     dense, planted = make_noisy(1)
     random = np.random.RandomState(1)
@@ -371,7 +389,13 @@ def test_errors(changes, error, message):
 
 
 @pytest.mark.parametrize(
-    "kind", ["mask of cells", "mask of blocks", "observed, entries", "biases, entries"]
+    "kind",
+    [
+        pytest.param("mask of cells", marks=pytest.mark.slow),
+        pytest.param("mask of blocks", marks=pytest.mark.slow),
+        pytest.param("observed, entries", marks=pytest.mark.slow),
+        "biases, entries",
+    ],
 )
 def test_intervals_are_as_wide_as_of_another_bootstrap_and_hold_planted_numbers(kind, monkeypatch):
     """A small version of tests/support/uncertainty_study.py."""

@@ -100,7 +100,7 @@ def test_non_negative_rows_are_those_of_hals_with_fixed_modes():
 def test_observed_rows_continue_a_model_of_observed_parafac(biases, mode, dtype):
     """Also those with fewer nonzeros than components, and of the model with other weights."""
     x = random_tensor(SHAPE, 150, random_state=1, dtype=dtype)
-    fit = functools.partial(observed_parafac, x, RANK, n_iter_max=3000, tol=0, l2_reg=0.5)
+    fit = functools.partial(observed_parafac, x, RANK, n_iter_max=1000, tol=0, l2_reg=0.5)
     model = fit(random_state=0, biases=biases)
     kept = np.linalg.norm(model.factors[mode])
     labelled = LabelledCP(model, [np.arange(size) for size in SHAPE])

@@ -11,6 +11,7 @@ import pytest
 import tensorly as tl
 from numpy_primitives import NumpyPrimitives
 from problems import compute_all, make_exact_problem, make_problem
+from slow_cases import thin_out
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
@@ -20,8 +21,9 @@ from tensorly_flycoo.format.packing import Cut, RecordFormat
 from tensorly_flycoo.spread import whole_layout
 from tensorly_flycoo.spread.memory import estimate_piece
 
-LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+LAYOUTS, DTYPES = ("remap", "replicated", "indexed"), ("float32", "float64")
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 #: Bytes that Python's own objects may take, including threads.
 SMALL_NBYTES = 2**15
@@ -33,8 +35,8 @@ ALLOCATORS = ("empty", "empty_like", "zeros", "ones", "arange", "require", "conc
 # Estimates
 
 
-@LAYOUTS
-@DTYPES
+@each_layout
+@each_dtype
 @pytest.mark.parametrize(("shape", "nnz"), [((5,), 5), ((30, 20, 10), 6000), ((8, 7, 6, 5), 1680)])
 def test_nbytes_is_exact_if_no_row_is_empty(shape, nnz, dtype, layout):
     x = make_exact_problem(shape, nnz, dtype=dtype).tensor(layout=layout)
@@ -44,7 +46,7 @@ def test_nbytes_is_exact_if_no_row_is_empty(shape, nnz, dtype, layout):
 @pytest.mark.usual_limits(
     "groups", "prefixes"
 )  # which are as many as nonzeros, else at most an eighth
-@LAYOUTS
+@each_layout
 @pytest.mark.parametrize("nnz", [0, 1, 100])
 def test_nbytes_is_exact_if_the_fewest_possible_rows_are_empty(nnz, layout):
     """Nonzero k is in row k of each mode."""
@@ -94,31 +96,40 @@ def measure_peak(shape, nnz, *options):
         tracemalloc.stop()
 
 
+#: Shapes, and how far their nonzeros spread over the rows.
+SPREADS = {
+    "few duplicates": ((300, 200, 100), 1),
+    "many duplicates": ((40, 30, 20, 10), 1),
+    "sorted by comparing": ((2_000_000, 3_000_000), 1),
+    "one mode": ((500_000,), 1),
+    "most bytes while remapping is planned": ((100,) * 5, 1),
+    "five modes": ((3, 300_000, 2, 200_000, 1), 1),
+    "most rows empty": ((3_000_000, 20), 1e-3),
+}
+RARE = ["five modes", "most rows empty"]
+
+
 @pytest.mark.usual_limits("prefixes")
-@LAYOUTS
-@DTYPES
 @pytest.mark.parametrize(
-    ("shape", "spread"),
+    ("name", "dtype", "layout"),
     [
-        pytest.param((300, 200, 100), 1, id="few duplicates"),
-        pytest.param((40, 30, 20, 10), 1, id="many duplicates"),
-        pytest.param((3, 300_000, 2, 200_000, 1), 1, id="five modes", marks=pytest.mark.slow),
-        pytest.param((2_000_000, 3_000_000), 1, id="sorted by comparing"),
-        pytest.param((3_000_000, 20), 1e-3, id="most rows empty", marks=pytest.mark.slow),
-        pytest.param((500_000,), 1, id="one mode"),
-        pytest.param((100,) * 5, 1, id="most bytes while remapping is planned"),
+        *thin_out(itertools.product([*SPREADS][:5], DTYPES, LAYOUTS), 7),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product(RARE, DTYPES, LAYOUTS)
+        ),
     ],
 )
-def test_the_bound_on_the_peak_is_tight(shape, spread, dtype, layout):
-    nnz = 200_000
+def test_the_bound_on_the_peak_is_tight(name, dtype, layout):
+    (shape, spread), nnz = SPREADS[name], 200_000
     measured = measure_peak(shape, nnz, layout, dtype, spread)
     estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout, device="cpu")
     assert estimate.peak_nbytes / 2 <= measured <= estimate.peak_nbytes + SMALL_NBYTES
 
 
 @pytest.mark.usual_limits("record")  # where numbers make records longer, so none are chosen
-@LAYOUTS
-@DTYPES
+@each_layout
+@each_dtype
 def test_the_bound_holds_with_numbered_prefixes(dtype, layout):
     shape, nnz = (12_000, 28_000, 9_000), 200_000
     problem = make_problem(shape, nnz, dtype=dtype)
@@ -138,7 +149,7 @@ def test_the_bound_holds_with_numbered_prefixes(dtype, layout):
 
 
 @pytest.mark.usual_limits("record", "slabs")
-@LAYOUTS
+@each_layout
 @pytest.mark.parametrize("slabs", [1, 2])
 @pytest.mark.parametrize("groups", [[(0, 1), (2, 3)], [(0,), (1, 2, 3)], None])
 def test_nbytes_is_exact_for_given_groups(groups, slabs, layout):
@@ -151,8 +162,8 @@ def test_nbytes_is_exact_for_given_groups(groups, slabs, layout):
 
 
 @pytest.mark.usual_limits("groups", "slabs")
-@LAYOUTS
-@DTYPES
+@each_layout
+@each_dtype
 @pytest.mark.parametrize(
     ("shape", "nnz", "num_pairs"),
     [
@@ -247,7 +258,7 @@ def make_tensor(problem, layout):
 
 
 @pytest.mark.usual_limits("slabs")
-@LAYOUTS
+@each_layout
 def test_building_may_fail_at_any_allocation(monkeypatch, layout):
     problem = make_problem((30, 20, 10), 500)
     check_consistent(make_tensor(problem, layout), problem)  # compiles
@@ -261,7 +272,7 @@ def test_building_may_fail_at_any_allocation(monkeypatch, layout):
     check_consistent(make_tensor(problem, layout), problem)
 
 
-@LAYOUTS
+@each_layout
 def test_a_failed_build_keeps_nothing(monkeypatch, layout):
     """The error does not keep the packed records alive."""
     problem, packed = make_problem((30, 20, 10), 500), []
@@ -280,7 +291,7 @@ def test_a_failed_build_keeps_nothing(monkeypatch, layout):
 
 
 @pytest.mark.usual_limits("slabs")
-@LAYOUTS
+@each_layout
 @pytest.mark.parametrize("mode", [0, 2])
 def test_mttkrp_may_fail_at_any_allocation(monkeypatch, layout, mode):
     problem = make_problem((30, 20, 10), 5000)

@@ -17,7 +17,7 @@ CLASSES = (CpuEntries, PieceEntries)
         (1, 2, 3, "float64"),
         pytest.param(2, 3, 5, "float64", marks=pytest.mark.slow),
         (3, 1, 1, "float32"),
-        (4, 2, 40, "float64"),
+        pytest.param(4, 2, 40, "float64", marks=pytest.mark.slow),
     ],
 )
 def test_they_equal_numpy(num_modes, num_models, rank, dtype):

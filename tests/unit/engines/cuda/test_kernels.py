@@ -43,6 +43,7 @@ GPUS = {
 }
 U16, U32, U64 = (np.dtype(f"uint{bits}") for bits in (16, 32, 64))
 BLOCK, ROWS = {"BLOCK_SIZE": tuning.BLOCK_SIZE}, {"ROWS_PER_BLOCK": tuning.ROWS_PER_BLOCK}
+FIVE_GROUPS = ((0, 1), (2,), (3,), (4,), (5,))
 PLAIN, PLAIN_64 = IdBits(U32), IdBits(U64)
 SLOW = pytest.mark.slow
 EVERY_GPU = pytest.mark.parametrize(
@@ -120,11 +121,16 @@ def test_every_cut_of_the_ranks_compiles(ranks, ndim, dtype, architecture):
 
 
 @ON_LINUX
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("groups", "bits"),
-    [(((0, 1, 2),), 20), (((0, 1), (2,)), 20), (((0, 1), (2,), (3,), (4,), (5,)), 30)],
-    ids=["one", "two", "five"],
+    ("groups", "bits", "dtype"),
+    [
+        pytest.param(((0, 1, 2),), 20, "float32", id="one-float32"),
+        pytest.param(((0, 1), (2,)), 20, "float64", id="two-float64"),
+        pytest.param(FIVE_GROUPS, 30, "float32", id="five-float32"),
+        pytest.param(((0, 1, 2),), 20, "float64", id="one-float64", marks=SLOW),
+        pytest.param(((0, 1), (2,)), 20, "float32", id="two-float32", marks=SLOW),
+        pytest.param(FIVE_GROUPS, 30, "float64", id="five-float64", marks=SLOW),
+    ],
 )
 def test_merged_modes_compile(groups, bits, dtype):
     """Their records may be longer than entries."""
