@@ -312,15 +312,17 @@ def pays_to_align(num_rows: int, alignment: int, nnz: int, num_inputs: int) -> b
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_rows_per_block(num_rows: int) -> int:
+def choose_rows_per_block(num_rows: int, step: int = LEAST_ROWS_PER_BLOCK) -> int:
     """Choose the rows of a tall matrix for each block of kernels that add up blocks.
+
+    They are a multiple of `step`.
 
     >>> [choose_rows_per_block(n) for n in (100, 200_000, 25_500_000)]
     [128, 512, 4096]
     """
     rows_per_block = -(-num_rows // NUM_ROW_BLOCKS)
-    whole_steps = round_up(max(1, rows_per_block), LEAST_ROWS_PER_BLOCK)
-    return min(ROWS_PER_BLOCK, whole_steps)
+    whole_steps = round_up(max(1, rows_per_block), step)
+    return min(ROWS_PER_BLOCK // step * step, whole_steps)
 
 
 @dataclass(frozen=True)
@@ -355,6 +357,108 @@ def cut_tall(rank: int, itemsize: int) -> TallCut:
         shared_nbytes=shared_nbytes,
         block_size=32 * num_strips * num_groups,
     )
+
+
+#: The most steps of one launch that updates rows: sums for each are in shared memory.
+MAX_ROW_STEPS = 16
+
+#: Bytes of what a warp measures in a launch: up to four numbers a step.
+_WARP_MEASURES_NBYTES = MAX_ROW_STEPS * 4 * 8
+
+
+@dataclass(frozen=True)
+class StepCut:
+    """The distribution of rows over warps, in `step_rows.cu`."""
+
+    tall: TallCut
+    min_blocks: int  # of a multiprocessor
+    shared_nbytes: int  # of a block
+
+
+@functools.cache
+def cut_steps(rank: int, itemsize: int) -> StepCut:
+    """Choose the cut for a rank up to `MAX_TALL_RANK`.
+
+    >>> cut_steps(32, 4).min_blocks
+    2
+    """
+    tall = cut_tall(rank, itemsize)
+    num_warps = tall.block_size // 32
+    num_squares = tall.num_groups * tall.group_rows * (tall.width // 16)
+    # 32 rows of float64 need more than 128 registers. Odd numbers of warps are rounded up: three
+    # blocks of 5 warps spilled.
+    num_threads = 512 if itemsize * tall.group_rows <= 128 else 256
+    return StepCut(
+        tall=tall,
+        min_blocks=num_threads // (32 * _next_power_of_two(num_warps)),
+        shared_nbytes=(
+            tall.shared_nbytes + num_warps * _WARP_MEASURES_NBYTES + num_squares * itemsize
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class SweepCut:
+    """The distribution of rows over lanes, in `sweep_rows.cu`."""
+
+    width: int  # columns, rounded up
+    num_rows: int  # of a lane: as many as fit its registers, so that a load serves many
+    chunk: int  # columns for which code is repeated
+    num_warps: int  # of a block
+    min_blocks: int  # of a multiprocessor
+    shared_nbytes: int  # of a block
+
+
+#: By the words of 4 bytes of a row: the rows of a lane, the repeated columns, and the warps of a
+#: block and the blocks whose registers fit a multiprocessor.
+SWEEP_CUTS = {
+    8: (8, 8, 4, 3),
+    16: (4, 8, 4, 3),
+    32: (4, 8, 4, 2),
+    64: (2, 8, 4, 2),
+    96: (1, 8, 4, 2),
+    128: (1, 8, 8, 1),
+}
+
+
+@functools.cache
+def cut_sweep(rank: int, itemsize: int) -> SweepCut | None:
+    """Choose the cut for a rank; None if rows are too long for registers.
+
+    >>> cut_sweep(20, 4).width, cut_sweep(20, 8).num_rows, cut_sweep(129, 4)
+    (32, 2, None)
+    """
+    # A chunk has 8 columns.
+    widths = [width for words in SWEEP_CUTS if (width := words * 4 // itemsize) >= max(8, rank)]
+    if not widths:
+        return None
+    width = widths[0]
+    num_rows, chunk, num_warps, min_blocks = SWEEP_CUTS[width * itemsize // 4]
+    gram_nbytes = width * (width + 1) * itemsize  # and the inverses of its diagonal
+    warp_nbytes = 32 * num_rows * (width + 1) * itemsize + _WARP_MEASURES_NBYTES
+    return SweepCut(
+        width=width,
+        num_rows=num_rows,
+        chunk=chunk,
+        num_warps=num_warps,
+        min_blocks=min_blocks,
+        shared_nbytes=gram_nbytes + num_warps * warp_nbytes,
+    )
+
+
+#: Rows that a warp of `wide_rows.cu` has at a time, warps of a block, and the most blocks.
+WIDE_ROWS = 4
+WIDE_WARPS = 4
+_MAX_WIDE_BLOCKS = 2**10
+
+
+def choose_wide_rows_per_block(num_rows: int) -> int:
+    """Choose the rows of a block of `wide_rows.cu`.
+
+    >>> [choose_wide_rows_per_block(n) for n in (1, 20_000)]
+    [16, 32]
+    """
+    return round_up(-(-num_rows // _MAX_WIDE_BLOCKS), WIDE_ROWS * WIDE_WARPS)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,214 @@
+"""Updates of rows on a GPU, emulated: the kernels and the arguments that Python gives them."""
+
+import importlib
+import sys
+import types
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from emulated_gpu import HAS_COMPILER, EmulatedKernel
+from row_rule_statements import update_rows as state_update
+
+from tensorly_flycoo.engines import cuda
+from tensorly_flycoo.engines.cuda import tuning
+from tensorly_flycoo.engines.row_rules import Method, Operator, RowRule
+
+pytestmark = HAS_COMPILER
+
+MODULE = "tensorly_flycoo.engines.cuda.row_updates"
+ROOM = 227 * 1024  # shared memory of a block of an H200
+ADMM = [RowRule(Method.ADMM, operator, 0.5) for operator in Operator]
+RULES = [RowRule(Method.MULTIPLY, strength=1.0), RowRule(Method.HALS, strength=1.0), *ADMM]
+
+
+class DeviceArray(np.ndarray):
+    """A NumPy array that passes for one on a GPU."""
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data, device_id=0)
+
+
+class Cupy(types.ModuleType):
+    """The functions of CuPy that `row_updates` uses; what is not written is nan."""
+
+    ndarray = DeviceArray
+
+    def zeros(self, shape):
+        return np.zeros(shape).view(DeviceArray)
+
+    def empty(self, shape, dtype=np.float64):
+        return np.full(shape, np.nan, dtype).view(DeviceArray)
+
+    def ascontiguousarray(self, array):
+        return np.ascontiguousarray(array).view(DeviceArray)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """Kernels by their file and macros, compiled when they are first used."""
+    return {}
+
+
+@pytest.fixture
+def row_updates(monkeypatch, tmp_path, kernels):
+    """The module, with emulated kernels; `has_tensor_cores` says whether the GPU suits them."""
+
+    def get_direct_kernel(file, name, formats, device_id, shared_nbytes=0, **macros):
+        key = (file, *map(str, macros.values()))
+        if key not in kernels:
+            arguments = (file, name, formats, macros, "OwnUpdate")
+            kernels[key] = EmulatedKernel(tmp_path, *arguments)
+        return kernels[key]
+
+    launch = types.ModuleType("launch")
+    launch.DirectKernel, launch.get_direct_kernel = EmulatedKernel, get_direct_kernel
+    launch.find_address = lambda array: 0 if array is None else array.data.ptr
+    tall = types.ModuleType("tall")
+    tall.row_stride = lambda array: array.strides[0] // array.itemsize
+    tall.find_room = lambda device_id: ROOM
+    tall.suits_rank = lambda rank, *_: module.has_tensor_cores and rank <= tuning.MAX_TALL_RANK
+    updates = types.ModuleType("updates")
+    updates.add_columns = lambda blocks, sums: np.copyto(sums, blocks.sum(axis=0))
+    monkeypatch.setitem(sys.modules, "cupy", Cupy("cupy"))
+    for stand_in in (launch, tall, updates):
+        monkeypatch.setitem(sys.modules, f"{cuda.__name__}.{stand_in.__name__}", stand_in)
+        monkeypatch.setattr(cuda, stand_in.__name__, stand_in, raising=False)
+    spec = importlib.util.find_spec(MODULE)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    spec.loader.exec_module(module)
+    module.has_tensor_cores = True
+    return module
+
+
+def draw_integers(rule, num_rows, rank, dtype, pad=3):
+    """Draw a problem of small integers, of which a step of HALS or ADMM makes others, exactly."""
+    rng = np.random.default_rng(0)
+
+    def draw_rows(least):
+        padded = np.full((num_rows, rank + pad), np.nan, dtype).view(DeviceArray)
+        rows = padded[:, :rank]
+        rows[...] = rng.integers(least, 4, rows.shape)
+        return rows
+
+    targets, rows = draw_rows(-3), draw_rows(0)
+    dual = draw_rows(-3) if rule.method is Method.ADMM else None
+    matrix = rng.integers(-1, 2, (rank, rank)) * (rng.random((rank, rank)) < 4 / rank)
+    matrix = matrix.astype(float).view(DeviceArray)
+    if rule.method is Method.HALS:
+        # A target less the strength is even. Some columns stay.
+        np.fill_diagonal(matrix, rng.integers(0, 2, rank))
+        matrix *= 2
+        targets[...] = 2 * targets + rule.strength
+    elif rule.method is Method.MULTIPLY:
+        matrix = abs(matrix)
+    penalty = None if dual is None else np.full((), 2.0).view(DeviceArray)
+    return targets, rows, dual, penalty, matrix
+
+
+def find_tolerance(rule, dtype):
+    """Return how much of the largest element a step may lose.
+
+    A quotient, a root, a difference and a product are rounded; up to 16 squares are added in a
+    lane, and then those of 32 lanes.
+    """
+    is_rounded = rule.method is Method.MULTIPLY or rule.operator is Operator.GROUP_LASSO
+    return (2 * 4 + 16 + 5) * np.finfo(dtype).eps if is_rounded else 0
+
+
+def check(row_updates, rule, num_rows, rank, dtype):
+    """Compare with what the rule states, and with inputs that are padded alike."""
+    targets, rows, dual, penalty, matrix = draw_integers(rule, num_rows, rank, dtype)
+    tolerance = find_tolerance(rule, dtype)
+    num_steps = 1 if tolerance > 0 else 2
+    before = [None if array is None else array.copy() for array in (targets, rows, dual)]
+    arguments = (rule, targets, rows, dual, num_steps, penalty, matrix)
+    new_rows, new_dual, measures = row_updates.update_rows(*arguments)
+    for array, copy in zip((targets, rows, dual), before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    expected, expected_dual, expected_measures = state_update(*arguments)
+    pairs = [(new_rows, expected)]
+    if dual is None:
+        assert new_dual is None
+    else:
+        pairs.append((new_dual, expected_dual))
+    # The dual variable is a difference of numbers as large as these.
+    largest = sum(abs(part).max(initial=0) for _, part in pairs)
+    for array, part in pairs:
+        np.testing.assert_allclose(array, part, rtol=0, atol=tolerance * largest)
+        assert array.dtype == dtype
+        if num_rows > 0:
+            assert array.strides[0] == tuning.choose_row_nbytes(rank * array.itemsize)
+            assert not array.base[:, rank:].any()  # the padding is zero
+    atol = tolerance * expected_measures.max(initial=0)
+    np.testing.assert_allclose(measures, expected_measures, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(("rank", "dtype"), [(7, np.float32), (17, np.float64)])
+def test_a_rule(row_updates, rule, rank, dtype):
+    check(row_updates, rule, 70, rank, dtype)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 1000])
+def test_few_and_many_rows(row_updates, rule, num_rows, monkeypatch):
+    """Blocks whose warps have several turns, and one whose last warps have no row."""
+    monkeypatch.setattr(tuning, "choose_rows_per_block", lambda _, step=128: 5 * step)
+    check(row_updates, rule, num_rows, 7, np.float32)
+
+
+@pytest.mark.parametrize("rule", [RULES[0], RULES[1], ADMM[1], ADMM[4]], ids=str)
+@pytest.mark.parametrize(("rank", "dtype"), [(130, np.float32), (5, np.float64)])
+def test_wide_rows(row_updates, rule, rank, dtype, monkeypatch):
+    """Also on a GPU without tensor cores for float64, or with little shared memory."""
+    row_updates.has_tensor_cores = False
+    row_updates.tall.find_room = lambda device_id: 0
+    check(row_updates, rule, 21, rank, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rank", [1, 3, 8, 16, 32, 33, 48, 64, 80, 96, 100, 112, 128, 129])
+@pytest.mark.parametrize("rule", [RULES[0], RULES[1], ADMM[1], ADMM[4]], ids=str)
+def test_every_cut(row_updates, rule, rank, dtype):
+    check(row_updates, rule, 131, rank, dtype)
+
+
+@pytest.mark.parametrize("rule", RULES[:2], ids=str)
+def test_more_steps_than_a_launch_takes(row_updates, rule):
+    targets, rows, _, _, matrix = draw_integers(rule, 40, 7, np.float32)
+    matrix += 8 * np.eye(7)  # so that HALS converges
+    most = tuning.MAX_ROW_STEPS
+    whole, _, measures = row_updates.update_rows(rule, targets, rows, None, most + 2, None, matrix)
+    part, _, first = row_updates.update_rows(rule, targets, rows, None, most, None, matrix)
+    rest, _, last = row_updates.update_rows(rule, targets, part, None, 2, None, matrix)
+    np.testing.assert_array_equal(whole, rest)
+    np.testing.assert_array_equal(measures, np.concatenate([first, last]))
+
+
+def test_sweeps_that_change_nothing_repeat_what_they_measure(row_updates):
+    rule = RowRule(Method.HALS)
+    targets, rows = np.ones((2, 40, 3)).view(DeviceArray)
+    arguments = (rule, targets, rows, None, 3, None, np.eye(3).view(DeviceArray))
+    found, _, measures = row_updates.update_rows(*arguments)
+    np.testing.assert_array_equal(found, rows)
+    np.testing.assert_array_equal(measures, np.zeros((3, 2)))
+    rows[:, 0] = 3
+    _, _, measures = row_updates.update_rows(*arguments)
+    np.testing.assert_array_equal(measures[:, 1], [40, 0, 0])
+    np.testing.assert_array_equal(measures, state_update(*arguments)[2])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_nan_stays_in_its_row(row_updates, rule):
+    targets, rows, dual, penalty, matrix = draw_integers(rule, 40, 7, np.float32)
+    targets[3, 2:] = np.nan
+    arguments = (rule, targets, rows, dual, 1, penalty, matrix)
+    with np.errstate(invalid="ignore"):
+        expected, _, _ = state_update(*arguments)
+    found, _, _ = row_updates.update_rows(*arguments)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    assert np.isnan(found[3]).any()
