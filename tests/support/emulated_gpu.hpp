@@ -156,3 +156,9 @@ Number find_larger(Number a, Number b)
 {
     return a != a || b != b ? a + b : max(a, b);
 }
+
+template <typename Value>
+Value round_to(double number)
+{
+    return number;
+}

@@ -72,9 +72,7 @@ class EmulatedKernel:
         # Dynamic shared memory is the header's; the rest of what is shared is static.
         text = text.replace("extern __shared__ double memory[];", "")
         source = folder / f"{name}{len(list(folder.iterdir()))}.cpp"
-        source.write_text(
-            f'#include "{HEADER}"\n{text}{_RUN.format(argument=argument, name=name)}'
-        )
+        source.write_text(f'#include "{HEADER}"\n{text}{_RUN.format(argument=argument, name=name)}')
         library = source.with_suffix(".so")
         command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...format.packing import RecordFormat, round_up
+from ...format.packing import RecordFormat
 from ..row_rules import Method
 from . import structs, tuning
 from .tuning import ColumnCut, Occupancy, RankCut, StepCut, SweepCut
@@ -250,9 +250,7 @@ def sweep_rows_macros(cut: SweepCut, dtype: np.dtype) -> Macros:
     }
 
 
-def step_rows_macros(
-    cut: StepCut, method: Method, is_group_lasso: bool, dtype: np.dtype
-) -> Macros:
+def step_rows_macros(cut: StepCut, method: Method, is_group_lasso: bool, dtype: np.dtype) -> Macros:
     """Specialise `step_rows.cu`, for a class of ranks."""
     return {
         "VALUE": dtype,

@@ -187,7 +187,7 @@ def _get_wide_kernel(
 
 
 def invert_penalized(gram: Array) -> tuple[Array, Array]:
-    """Implement `Engine.invert_penalized` for a rank that suits `tall`; the host waits for nothing."""
+    """Implement `Engine.invert_penalized` for a rank that suits `tall`; the host does not wait."""
     exact = gram.astype(np.float64)
     rank = len(exact)
     penalty = exact.trace() / rank

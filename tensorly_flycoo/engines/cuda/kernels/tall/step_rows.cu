@@ -81,7 +81,8 @@ __device__ __forceinline__ VALUE find_row_scale(const Operator<VALUE>& prox, Sha
             VALUE sum = 0;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                add_square(sum, VALUE(products[n][half][i]) - numbers[n][half][i].d);
+                const VALUE solved = round_to<VALUE>(products[n][half][i]);
+                add_square(sum, solved - numbers[n][half][i].d);
             }
 #pragma unroll
             for (int distance = 4; distance < 32; distance *= 2) {
@@ -111,7 +112,8 @@ __device__ __forceinline__ void end_splitting(const Operator<VALUE>& prox, Share
                [&](Number& number, double product, int row, int) {
                    VALUE row_scale = prox.scale;
                    if (IS_GROUP_LASSO) row_scale = __shfl_sync(0xffffffffu, own_scale, row);
-                   split(prox, row_scale, VALUE(product), number.x, number.d, squares);
+                   split(prox, row_scale, round_to<VALUE>(product), number.x, number.d,
+                         squares);
                });
     const VALUE sum = sum_four(squares, place.lane);
     if (place.lane % 8 == 0) {
@@ -166,8 +168,8 @@ extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) step_rows(O
                 for_strips(numbers, products, place.strip, place.lane,
                            [&](Number& number, double product, int, int column) {
                                if (column >= rank) return;  // it may be 0 / 0
-                               number.x = scale_up(number.x, number.target, VALUE(product),
-                                                   prox.strength);
+                               number.x = scale_up(number.x, number.target,
+                                                   round_to<VALUE>(product), prox.strength);
                            });
             }
         }

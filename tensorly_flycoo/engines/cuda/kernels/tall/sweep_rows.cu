@@ -67,17 +67,35 @@ struct Shared {
 
 static_assert(sizeof(Shared) == SHARED_NBYTES, "tuning.py: shared memory of another size");
 
+// The numbers of a tile that a lane copies: of neighbouring columns by neighbouring lanes.
+struct Share {
+    static constexpr int lane_columns = WIDTH < 32 ? WIDTH : 32, rows_at_once = 32 / lane_columns;
+
+    // Calls a function of each row below `count`, and each column.
+    template <typename Function>
+    __device__ __forceinline__ static void for_numbers(int count, int lane, Function function)
+    {
+        for (int column = lane % lane_columns; column < WIDTH; column += lane_columns) {
+#pragma unroll 4
+            for (int row = lane / lane_columns; row < count; row += rows_at_once) {
+                function(row, column);
+            }
+        }
+    }
+};
+
 // Copies a tile of a matrix to shared memory; rows from `count` on, and columns past the last one,
 // are zero.
 __device__ __forceinline__ void load_tile(VALUE (&tile)[tile_rows][pitch], const VALUE* source,
                                           long long stride, int count, int rank, int lane)
 {
     __syncwarp();  // others may still read what was there
-    for (int place = lane; place < tile_rows * WIDTH; place += 32) {
-        const int row = place / WIDTH, column = place % WIDTH;
-        const bool is_inside = row < count && column < rank;
-        begin_copy(tile[row][column], is_inside ? source + row * stride + column : source,
-                   is_inside);
+    Share::for_numbers(count, lane, [&](int row, int column) {
+        const bool is_inside = column < rank;
+        begin_copy(tile[row][column], source + row * stride + (is_inside ? column : 0), is_inside);
+    });
+    for (int row = count + lane; row < tile_rows; row += 32) {
+        for (int column = 0; column < WIDTH; ++column) tile[row][column] = 0;
     }
     wait_for_copies();
     __syncwarp();
@@ -102,10 +120,9 @@ __device__ __forceinline__ void store_tile(VALUE* to, int stride,
                                            int lane)
 {
     __syncwarp();
-    for (int place = lane; place < count * WIDTH; place += 32) {
-        const int row = place / WIDTH, column = place % WIDTH;
+    Share::for_numbers(count, lane, [&](int row, int column) {
         if (column < stride) to[static_cast<long long>(row) * stride + column] = tile[row][column];
-    }
+    });
 }
 
 // The rows of a lane, and the numbers that changed in a sweep.
