@@ -70,7 +70,7 @@ class EmulatedKernel:
         """Compile a kernel into a folder; `argument` is the type of the structure."""
         text = _drop_instructions(specialise(file, macros))
         # Dynamic shared memory is the header's; the rest of what is shared is static.
-        text = text.replace("extern __shared__ double memory[];", "")
+        text = re.sub(r"extern __shared__ \w+ memory\[\];", "", text)
         source = folder / f"{name}{len(list(folder.iterdir()))}.cpp"
         source.write_text(f'#include "{HEADER}"\n{text}{_RUN.format(argument=argument, name=name)}')
         library = source.with_suffix(".so")

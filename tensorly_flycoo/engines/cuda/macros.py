@@ -255,9 +255,9 @@ def step_rows_macros(cut: StepCut, method: Method, is_group_lasso: bool, dtype: 
     return {
         "VALUE": dtype,
         **_rule_macros(method, is_group_lasso),
-        "WIDTH": cut.tall.width,
-        "NUM_GROUPS": cut.tall.num_groups,
-        "GROUP_ROWS": cut.tall.group_rows,
+        "WIDTH": cut.width,
+        "NUM_GROUPS": cut.num_groups,
+        "GROUP_ROWS": cut.group_rows,
         "MIN_BLOCKS": cut.min_blocks,
         "SHARED_NBYTES": cut.shared_nbytes,
     }

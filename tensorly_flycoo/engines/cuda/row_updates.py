@@ -19,6 +19,9 @@ from .updates import add_columns
 #: The members of `structs.ROW_UPDATE`, as the module `struct` names them.
 _ROW_UPDATE = "9Q4q4d4i"
 
+#: Rows lie less than this apart, in numbers: distances within 32 rows fit 31 bits.
+_STRIDE_LIMIT = 2**26
+
 
 @dataclass(frozen=True)
 class _Kernel:
@@ -40,6 +43,8 @@ def update_rows(
     matrix: Array,
 ) -> tuple[Array, Array | None, Array]:
     """Implement `Engine.update_rows`; the host waits for nothing."""
+    targets, rows = _make_readable(targets), _make_readable(rows)
+    dual = None if dual is None else _make_readable(dual)
     new_rows = _make_rows(rows)
     new_dual = None if dual is None else _make_rows(rows)
     measures = cupy.zeros((num_steps, NUM_MEASURES[rule.method]))
@@ -50,6 +55,11 @@ def update_rows(
             _launch(rule, (targets, rows, dual), (matrix, penalty), (new_rows, new_dual), part)
             rows, dual = new_rows, new_dual  # the kernels may write what they read
     return new_rows, new_dual, measures
+
+
+def _make_readable(matrix: Array) -> Array:
+    """Return a matrix whose rows kernels can read: itself, or a copy."""
+    return matrix if row_stride(matrix) < _STRIDE_LIMIT else cupy.ascontiguousarray(matrix)
 
 
 def _make_rows(like: Array) -> Array:
@@ -135,7 +145,7 @@ def _get_kernel(
         if sweep_cut is not None and sweep_cut.shared_nbytes <= room:
             return _get_sweeping_kernel(sweep_cut, dtype, device_id)
     elif tall.suits_rank(rank, dtype, device_id):
-        step_cut = tuning.cut_steps(rank, dtype.itemsize)
+        step_cut = tuning.cut_steps(rank, dtype.itemsize, has_norms=is_group_lasso)
         if step_cut.shared_nbytes <= room:
             return _get_stepping_kernel(step_cut, method, is_group_lasso, dtype, device_id)
     return _get_wide_kernel(method, is_group_lasso, dtype, device_id)
@@ -167,7 +177,7 @@ def _get_stepping_kernel(
         cut.shared_nbytes,
         **step_rows_macros(cut, method, is_group_lasso, dtype),
     )
-    return _Kernel(kernel, cut.tall.block_size, tuning.choose_rows_per_block)
+    return _Kernel(kernel, cut.block_size, tuning.choose_rows_per_block)
 
 
 def _get_wide_kernel(

@@ -370,30 +370,48 @@ _WARP_MEASURES_NBYTES = MAX_ROW_STEPS * 4 * 8
 class StepCut:
     """The distribution of rows over warps, in `step_rows.cu`."""
 
-    tall: TallCut
+    width: int  # columns, rounded up to whole strips of 16
+    num_groups: int  # of as many warps as there are strips
+    group_rows: int  # that a group has at a time
     min_blocks: int  # of a multiprocessor
     shared_nbytes: int  # of a block
+    block_size: int
+
+
+#: Warps of a block of `step_rows.cu`, if strips are few, and of a multiprocessor: as many as
+#: registers are enough for. Not timed; no register spills on 8.0, 9.0 and 10.0.
+_STEP_WARPS = 4
+_MAX_STEP_WARPS = 16
+_FEW_STEP_WARPS = 8  # with norms of rows, or with 32 rows of float64
 
 
 @functools.cache
-def cut_steps(rank: int, itemsize: int) -> StepCut:
-    """Choose the cut for a rank up to `MAX_TALL_RANK`.
+def cut_steps(rank: int, itemsize: int, *, has_norms: bool) -> StepCut:
+    """Choose the cut for a rank up to `MAX_TALL_RANK`, with or without norms of rows.
 
-    >>> cut_steps(32, 4).min_blocks
-    2
+    >>> cut = cut_steps(32, 4, has_norms=False)
+    >>> cut.num_groups, cut.min_blocks
+    (2, 4)
     """
     tall = cut_tall(rank, itemsize)
-    num_warps = tall.block_size // 32
-    num_squares = tall.num_groups * tall.group_rows * (tall.width // 16)
-    # 32 rows of float64 need more than 128 registers. Odd numbers of warps are rounded up: three
-    # blocks of 5 warps spilled.
-    num_threads = 512 if itemsize * tall.group_rows <= 128 else 256
+    num_strips = tall.width // 16
+    num_groups = max(1, _STEP_WARPS // num_strips)
+    num_warps = num_strips * num_groups
+    needs_registers = has_norms or itemsize * tall.group_rows > 128
+    most_warps = _FEW_STEP_WARPS if needs_registers else _MAX_STEP_WARPS
+    # Two turns of rows, of which each is padded by 4, and a sum of squares for each strip of a row.
+    row_numbers = 2 * (tall.width + 4) + num_strips
     return StepCut(
-        tall=tall,
-        min_blocks=num_threads // (32 * _next_power_of_two(num_warps)),
+        width=tall.width,
+        num_groups=num_groups,
+        group_rows=tall.group_rows,
+        min_blocks=most_warps // _next_power_of_two(num_warps),
         shared_nbytes=(
-            tall.shared_nbytes + num_warps * _WARP_MEASURES_NBYTES + num_squares * itemsize
+            8 * tall.width * (tall.width + 4)
+            + num_groups * tall.group_rows * row_numbers * itemsize
+            + num_warps * _WARP_MEASURES_NBYTES
         ),
+        block_size=32 * num_warps,
     )
 
 

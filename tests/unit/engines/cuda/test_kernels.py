@@ -69,7 +69,7 @@ def specialise_all():
     record_format, dtype = make_format(3, "float32"), np.dtype(np.float32)
     occupancy = choose_occupancy(record_format, "sm_90")
     rank_cut, column_cut = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, 2)
-    bits = IdBits.of(2**18, 256)
+    step_cut, bits = tuning.cut_steps(8, 4, has_norms=False), IdBits.of(2**18, 256)
     return {
         "mttkrp_remap.cu": mttkrp_macros(record_format, 256, rank_cut, occupancy, U32, bits, U32),
         "remap_only.cu": remap_macros(record_format, 256, bits, U32),
@@ -96,7 +96,7 @@ def specialise_all():
         "inner_product.cu": {"VALUE": dtype, **ROWS, **BLOCK},
         "scale_rows.cu": {"VALUE": dtype, "NUM_COLUMNS": 8, **BLOCK},
         "sweep_rows.cu": sweep_rows_macros(tuning.cut_sweep(8, 4), dtype),
-        "step_rows.cu": step_rows_macros(tuning.cut_steps(8, 4), Method.ADMM, False, dtype),
+        "step_rows.cu": step_rows_macros(step_cut, Method.ADMM, False, dtype),
         "wide_rows.cu": wide_rows_macros(Method.ADMM, False, dtype),
         "mersenne_twister.cu": {"VALUE": dtype},
     }
@@ -290,12 +290,11 @@ def test_kernels_that_update_rows_compile(rank, architecture):
     """Each class of ranks, and what serves all."""
     jobs = []
     for dtype in map(np.dtype, DTYPES):
-        sweep_cut, step_cut = (
-            cut(rank, dtype.itemsize) for cut in (tuning.cut_sweep, tuning.cut_steps)
-        )
+        sweep_cut = tuning.cut_sweep(rank, dtype.itemsize)
         if sweep_cut is not None:
             jobs.append(("sweep_rows.cu", sweep_rows_macros(sweep_cut, dtype)))
         for method, is_group_lasso in RULES:
+            step_cut = tuning.cut_steps(rank, dtype.itemsize, has_norms=is_group_lasso)
             macros = step_rows_macros(step_cut, method, is_group_lasso, dtype)
             jobs.append(("step_rows.cu", macros))
         for method, is_group_lasso in [*RULES, (Method.HALS, False)]:

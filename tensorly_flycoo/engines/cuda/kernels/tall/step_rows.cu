@@ -5,8 +5,8 @@
 //   NUM_GROUPS of them at a time. A group has WIDTH / 16 warps, and each of these a strip of 16
 //   columns, which its lanes hold in registers. Shared memory has the small matrix, and the rows that
 //   a step multiplies by it.
-// Preconditions (the caller's): each row is contiguous; WIDTH is at least `rank` and `new_stride`.
-//   There are at most MAX_STEPS. What is written may be what is read, with the same strides.
+// Preconditions (the caller's): each row is contiguous; strides are below 2^26 numbers; WIDTH is at
+//   least `rank` and `new_stride`. There are at most MAX_STEPS. What is written may be what is read, with the same strides.
 // Bytes: each input and each result once. None per nonzero.
 // Writes and determinism: all of the new rows, and of the new dual variable (num_rows, new_stride),
 //   with zeros past the last column; each block what it measured (num_steps, 4), in double precision.
@@ -136,13 +136,16 @@ extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) step_rows(O
     __syncthreads();
     int turn = 0;
     for (int first = place.group * GROUP_ROWS; first < end; first += block_rows) {
+        // Distances within a group fit an int.
         const auto read = [&](const VALUE* from, long long stride, int row, int column) {
+            from += (start + first) * stride;
             const bool is_inside = first + row < end && column < rank;
-            return is_inside ? from[(start + first + row) * stride + column] : VALUE(0);
+            return is_inside ? from[row * static_cast<int>(stride) + column] : VALUE(0);
         };
         const auto write = [&](VALUE* to, VALUE number, int row, int column) {
+            to += (start + first) * new_stride;
             if (first + row >= end || column >= new_stride) return;
-            to[(start + first + row) * new_stride + column] = column < rank ? number : VALUE(0);
+            to[row * new_stride + column] = column < rank ? number : VALUE(0);
         };
         Strip<Number, GROUP_ROWS> numbers;
         for_strip(numbers, place.strip, place.lane, [&](Number& number, int row, int column) {

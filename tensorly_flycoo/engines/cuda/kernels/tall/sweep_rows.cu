@@ -211,7 +211,7 @@ struct Rows {
 
 extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) sweep_rows(OwnUpdate update)
 {
-    extern __shared__ double memory[];
+    extern __shared__ Load memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     VALUE(&tile)[tile_rows][pitch] = shared.tiles[warp];
