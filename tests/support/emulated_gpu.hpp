@@ -18,6 +18,7 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 
+using std::fma;
 using std::sqrt;
 
 template <typename Number>

@@ -461,6 +461,7 @@ def cut_sweep(rank: int, itemsize: int) -> SweepCut | None:
         return None
     num_rows, chunk, num_warps, min_blocks = cuts[width]
     gram_nbytes = width * (width + 1) * itemsize  # and the inverses of its diagonal
+    bits_nbytes = round_up(width // chunk * 4, 16)
     warp_nbytes = 32 * num_rows * (width + 1) * itemsize + _WARP_MEASURES_NBYTES
     return SweepCut(
         width=width,
@@ -468,7 +469,7 @@ def cut_sweep(rank: int, itemsize: int) -> SweepCut | None:
         chunk=chunk,
         num_warps=num_warps,
         min_blocks=min_blocks,
-        shared_nbytes=gram_nbytes + num_warps * warp_nbytes,
+        shared_nbytes=gram_nbytes + bits_nbytes + num_warps * warp_nbytes,
     )
 
 

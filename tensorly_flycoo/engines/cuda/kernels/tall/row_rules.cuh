@@ -112,7 +112,7 @@ struct Spread {
         const Value distance = updated - origin, change = updated - old;
         total += squares + distance * (rank * distance - twice_sum);
         twice_sum += 2 * change;
-        squares += change * (2 * distance - change);
+        squares += change * fma(Value(2), distance, -change);
     }
 };
 

@@ -38,6 +38,7 @@ constexpr int block_size = 32 * NUM_WARPS, tile_rows = 32 * NUM_ROWS;
 constexpr int pitch = WIDTH + 1;  // puts the numbers of a column in different banks
 
 static_assert(WIDTH % CHUNK == 0 && CHUNK % load_columns == 0, "a chunk is whole loads");
+static_assert(CHUNK <= 32, "a chunk's columns have a bit each");
 
 struct alignas(16) Load {
     VALUE at[load_columns];
@@ -48,7 +49,8 @@ struct Shared {
     // Row k is that of the Gram matrix, divided by its diagonal element, with columns rotated as
     // those of the rows in registers are when k's turn comes.
     Load gram[WIDTH][num_loads];
-    VALUE inverses[WIDTH];  // of the diagonal, 0 where that is 0
+    VALUE inverses[WIDTH];            // of the diagonal, 0 where that is 0
+    unsigned solved[WIDTH / CHUNK];  // of each chunk, a bit for each column whose inverse is not 0
     Measures<NUM_WARPS, MAX_STEPS, count_measures(sweeping)> measures;
     VALUE tiles[NUM_WARPS][tile_rows][pitch];
 
@@ -61,6 +63,12 @@ struct Shared {
             gram[k][n / load_columns].at[n % load_columns] =
                 is_solved && j < rank ? source[k * rank + j] / diagonal : 0;
             if (n == 0) inverses[k] = is_solved ? 1 / diagonal : 0;
+        }
+        __syncthreads();
+        for (int chunk = threadIdx.x; chunk < WIDTH / CHUNK; chunk += block_size) {
+            unsigned bits = 0;
+            for (int i = 0; i < CHUNK; ++i) bits |= (inverses[chunk * CHUNK + i] != 0) << i;
+            solved[chunk] = bits;
         }
     }
 };
@@ -147,9 +155,10 @@ struct Rows {
         }
 #pragma unroll 1
         for (int first = 0; first < WIDTH; first += CHUNK) {
+            const unsigned solved = shared.solved[first / CHUNK];
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                if (shared.inverses[first + i] != 0) update(shared, targets, rank, first + i, i);
+                if (solved >> i & 1) update(shared, targets, rank, first + i, i);
             }
             rotate();
         }
