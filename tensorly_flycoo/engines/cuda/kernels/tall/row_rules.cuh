@@ -1,4 +1,4 @@
-// What updates of rows have in common (`row_rules.py`): operators, a step, and sums of what it measures.
+// What updates of rows have in common (`row_rules.py`): operators, steps, and sums of what these measure.
 #pragma once
 
 #include "instructions.cuh"

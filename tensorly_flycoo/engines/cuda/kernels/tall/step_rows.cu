@@ -6,7 +6,8 @@
 //   columns, which its lanes hold in registers. Shared memory has the small matrix, and the rows that
 //   a step multiplies by it.
 // Preconditions (the caller's): each row is contiguous; strides are below 2^26 numbers; WIDTH is at
-//   least `rank` and `new_stride`. There are at most MAX_STEPS. What is written may be what is read, with the same strides.
+//   least `rank` and `new_stride`. There are at most MAX_STEPS. What is written may be what is read,
+//   with the same strides.
 // Bytes: each input and each result once. None per nonzero.
 // Writes and determinism: all of the new rows, and of the new dual variable (num_rows, new_stride),
 //   with zeros past the last column; each block what it measured (num_steps, 4), in double precision.
@@ -66,6 +67,34 @@ struct Place {
 
     __device__ __forceinline__ void wait() const { wait_for_group<32 * strips>(group); }
 };
+
+// Multiplies the rows by the matrix, or for ADMM the targets plus the penalty times x + d.
+__device__ __forceinline__ void multiply_rows(Shared& shared, const Place& place, int turn,
+                                              VALUE penalty, Strip<Number, GROUP_ROWS>& numbers,
+                                              Strip<double, GROUP_ROWS>& products)
+{
+    VALUE(*factors)[pitch] = shared.rows[place.group][turn];
+    for_strip(numbers, place.strip, place.lane, [&](Number& number, int row, int column) {
+        factors[row][column] = METHOD == splitting
+                                   ? number.target + penalty * (number.x + number.d)
+                                   : number.x;
+    });
+    place.wait();
+    add_product(products, shared.matrix, factors, place.strip, place.lane);
+}
+
+// Ends a step of multiplicative updates, with the products that are its denominators.
+__device__ __forceinline__ void end_scaling(const Place& place, VALUE least, int rank,
+                                            Strip<double, GROUP_ROWS>& products,
+                                            Strip<Number, GROUP_ROWS>& numbers)
+{
+    for_strips(numbers, products, place.strip, place.lane,
+               [&](Number& number, double product, int, int column) {
+                   if (column >= rank) return;  // it may be 0 / 0
+                   const VALUE denominator = round_to<VALUE>(product);
+                   number.x = scale_up(number.x, number.target, denominator, least);
+               });
+}
 
 // Returns, of a group lasso, the factor of the row whose number in the group is the lane's.
 __device__ __forceinline__ VALUE find_row_scale(const Operator<VALUE>& prox, Shared& shared,
@@ -156,24 +185,12 @@ extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) step_rows(O
         });
 #pragma unroll 1
         for (int step = 0; step < update.num_steps; ++step, turn ^= 1) {
-            VALUE(*factors)[pitch] = shared.rows[place.group][turn];
-            for_strip(numbers, place.strip, place.lane, [&](Number& number, int row, int column) {
-                factors[row][column] = METHOD == splitting
-                                           ? number.target + penalty * (number.x + number.d)
-                                           : number.x;
-            });
-            place.wait();
             Strip<double, GROUP_ROWS> products = {};
-            add_product(products, shared.matrix, factors, place.strip, place.lane);
+            multiply_rows(shared, place, turn, penalty, numbers, products);
             if constexpr (METHOD == splitting) {
                 end_splitting(prox, shared, place, step, products, numbers);
             } else {
-                for_strips(numbers, products, place.strip, place.lane,
-                           [&](Number& number, double product, int, int column) {
-                               if (column >= rank) return;  // it may be 0 / 0
-                               number.x = scale_up(number.x, number.target,
-                                                   round_to<VALUE>(product), prox.strength);
-                           });
+                end_scaling(place, prox.strength, rank, products, numbers);
             }
         }
         for_strip(numbers, place.strip, place.lane, [&](Number& number, int row, int column) {

@@ -3,9 +3,9 @@
 //
 // Mapping: a block has `rows_per_block` neighbouring rows, and each of its warps takes tiles of them.
 //   A lane has NUM_ROWS rows of a tile in registers, so that each number of the Gram matrix is
-//   loaded once for all of them; the targets of the tile are in shared memory. Loops over columns
-//   are unrolled CHUNK times: the rows are rotated by a CHUNK, so that indices into them are
-//   constants.
+//   loaded once for all of them; the targets of the tile are in shared memory. The code for a column
+//   is repeated CHUNK times, and then the rows are rotated by as many columns: so indices into them
+//   are constants.
 // Preconditions (the caller's): each row is contiguous; WIDTH is at least `rank` and `new_stride`.
 //   There are at most MAX_STEPS. What is written may be what is read, with the same strides.
 // Bytes: each input and each result once. None per nonzero.
@@ -49,7 +49,7 @@ struct Shared {
     // Row k is that of the Gram matrix, divided by its diagonal element, with columns rotated as
     // those of the rows in registers are when k's turn comes.
     Load gram[WIDTH][num_loads];
-    VALUE inverses[WIDTH];            // of the diagonal, 0 where that is 0
+    VALUE inverses[WIDTH];           // of the diagonal, 0 where that is 0
     unsigned solved[WIDTH / CHUNK];  // of each chunk, a bit for each column whose inverse is not 0
     Measures<NUM_WARPS, MAX_STEPS, count_measures(sweeping)> measures;
     VALUE tiles[NUM_WARPS][tile_rows][pitch];
@@ -109,7 +109,8 @@ __device__ __forceinline__ void load_tile(VALUE (&tile)[tile_rows][pitch], const
     __syncwarp();
 }
 
-// Makes of a tile of targets the minimisers where all other columns are zero. A lane has its own rows.
+// Makes of a tile of targets the minimisers where all other columns are zero. A lane has its own
+// rows.
 __device__ __forceinline__ void find_minimisers(VALUE (&tile)[tile_rows][pitch],
                                                 const VALUE (&inverses)[WIDTH], int count,
                                                 VALUE strength, int lane)
