@@ -1,12 +1,10 @@
 // What CUDA C++ adds to C++, for g++: a block's threads take turns on one thread of the host.
 //
-// A thread runs until it has to wait for others. Blocks run one after the other, so that what a block
+// A thread runs until it has to wait for others. Blocks run one after the other, so what a block
 // shares can be static.
 #include <ucontext.h>
 
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>

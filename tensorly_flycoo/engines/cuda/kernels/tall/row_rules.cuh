@@ -1,4 +1,4 @@
-// What updates of rows have in common (`row_rules.py`): operators, steps, and sums of what these measure.
+// What updates of rows have in common (`row_rules.py`): operators, steps, sums of what they measure.
 #pragma once
 
 #include "instructions.cuh"
