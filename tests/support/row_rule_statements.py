@@ -11,6 +11,9 @@ RULES = [
     *[RowRule(Method.ADMM, operator, 0.5) for operator in Operator],
 ]
 
+#: One for each specialisation of a CUDA kernel.
+DIFFERENT_RULES = [RULES[0], RULES[1], RULES[3], RULES[6]]
+
 
 def update_rows(rule, targets, rows, dual, num_steps, penalty, matrix):
     """Return the rows, the dual variable and the measures of `Engine.update_rows`, in float64."""

@@ -8,7 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from emulated_gpu import HAS_COMPILER, EmulatedKernel
-from row_rule_statements import RULES, check_integers, count_exact_steps, draw_integers
+from row_rule_statements import (
+    DIFFERENT_RULES,
+    RULES,
+    check_integers,
+    count_exact_steps,
+    draw_integers,
+)
 from row_rule_statements import update_rows as state_update
 
 from tensorly_flycoo.engines import cuda
@@ -19,8 +25,6 @@ pytestmark = HAS_COMPILER
 
 MODULE = "tensorly_flycoo.engines.cuda.row_updates"
 ROOM = 227 * 1024  # shared memory of a block of an H200
-#: One for each specialisation of a kernel.
-DIFFERENT = [RULES[0], RULES[1], RULES[3], RULES[6]]
 
 
 class DeviceArray(np.ndarray):
@@ -113,7 +117,7 @@ def test_a_rule(row_updates, rule, rank, dtype):
     check(row_updates, rule, 70, rank, dtype)
 
 
-@pytest.mark.parametrize("rule", DIFFERENT, ids=str)
+@pytest.mark.parametrize("rule", DIFFERENT_RULES, ids=str)
 @pytest.mark.parametrize("num_rows", [0, 1, 1000])
 def test_few_and_many_rows(row_updates, rule, num_rows, monkeypatch):
     """Blocks whose warps have several turns, and one whose last warps have no row."""
@@ -121,7 +125,7 @@ def test_few_and_many_rows(row_updates, rule, num_rows, monkeypatch):
     check(row_updates, rule, num_rows, 7, np.float32)
 
 
-@pytest.mark.parametrize("rule", DIFFERENT, ids=str)
+@pytest.mark.parametrize("rule", DIFFERENT_RULES, ids=str)
 @pytest.mark.parametrize(
     ("rank", "dtype"), [(129, np.float32), pytest.param(5, np.float64, marks=pytest.mark.slow)]
 )
@@ -135,7 +139,7 @@ def test_wide_rows(row_updates, rule, rank, dtype, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("rank", [1, 3, 8, 16, 32, 33, 48, 64, 80, 96, 100, 112, 128, 129])
-@pytest.mark.parametrize("rule", DIFFERENT, ids=str)
+@pytest.mark.parametrize("rule", DIFFERENT_RULES, ids=str)
 def test_every_cut(row_updates, rule, rank, dtype):
     check(row_updates, rule, 131, rank, dtype)
 
@@ -165,7 +169,7 @@ def test_sweeps_that_change_nothing_repeat_what_they_measure(row_updates):
     np.testing.assert_array_equal(measures, state_update(*arguments)[2])
 
 
-@pytest.mark.parametrize("rule", DIFFERENT, ids=str)
+@pytest.mark.parametrize("rule", DIFFERENT_RULES, ids=str)
 def test_nan_stays_in_its_row(row_updates, rule):
     targets, rows, dual, penalty, matrix = draw(rule, 40, 7, np.float32)
     targets[3, 2:] = np.nan
