@@ -36,8 +36,8 @@ struct RowUpdate {
     int num_steps;
 };
 
-// A proximal operator: it takes from a number what of it lies between `low` and `high`, and
-// multiplies what is left by `scale`, or, if it is a group lasso, shortens the row by `strength`.
+// A proximal operator: it subtracts from a number the nearest one between `low` and `high`, and
+// multiplies the difference by `scale`; a group lasso, by a factor of the row.
 template <typename Value>
 struct Operator {
     Value low, high, scale, strength;

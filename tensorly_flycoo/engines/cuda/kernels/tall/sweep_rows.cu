@@ -7,7 +7,7 @@
 //   is repeated CHUNK times, and then the rows are rotated by as many columns: so indices into them
 //   are constants.
 // Preconditions (the caller's): each row is contiguous; WIDTH is at least `rank` and `new_stride`.
-//   There are at most MAX_STEPS. What is written may be what is read, with the same strides.
+//   A launch has at most MAX_STEPS. What is written may be what is read, with the same strides.
 // Bytes: each input and each result once. None per nonzero.
 // Writes and determinism: all of the new rows (num_rows, new_stride), with zeros past the last
 //   column; each block what it measured (num_steps, 2), in double precision: sums of squares, and
