@@ -6,8 +6,8 @@
 //   columns, which its lanes hold in registers. Shared memory has the small matrix, and the rows that
 //   a step multiplies by it.
 // Preconditions (the caller's): each row is contiguous; strides are below 2^26 numbers; WIDTH is at
-//   least `rank` and `new_stride`. A launch has at most MAX_STEPS. What is written may be what is read,
-//   with the same strides.
+//   least `rank` and `new_stride`. A launch has at most MAX_STEPS. What is written may be what is
+//   read, with the same strides.
 // Bytes: each input and each result once. None per nonzero.
 // Writes and determinism: all of the new rows, and of the new dual variable (num_rows, new_stride),
 //   with zeros past the last column; each block what it measured (num_steps, 4), in double precision.

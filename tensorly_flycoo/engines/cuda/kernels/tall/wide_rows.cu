@@ -4,9 +4,9 @@
 // Mapping: a block has `rows_per_block` neighbouring rows, and each of its warps takes NUM_ROWS of
 //   them at a time, so that each number of the small matrix is loaded once for all of them. Lanes
 //   have neighbouring columns, every 32nd one each. The state is in the results' memory.
-// Preconditions (the caller's): each row is contiguous. A launch has at most MAX_STEPS. `workspace` has
-//   2 * NUM_ROWS rows (R) for each warp; HALS needs none. What is written may be what is read, with
-//   the same strides.
+// Preconditions (the caller's): each row is contiguous. A launch has at most MAX_STEPS. `workspace`
+//   has 2 * NUM_ROWS rows (R) for each warp; HALS needs none. What is written may be what is read,
+//   with the same strides.
 // Bytes: the state and the small matrix in each step, mostly from caches. None per nonzero.
 // Writes and determinism: as `sweep_rows.cu` and `step_rows.cu`.
 // Source: as theirs.
