@@ -19,7 +19,16 @@ from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from ..protocol import Engine, Factors
-from . import exchange, group_products, launch, mersenne_twister, tall, tuning, updates
+from . import (
+    exchange,
+    group_products,
+    launch,
+    mersenne_twister,
+    row_updates,
+    tall,
+    tuning,
+    updates,
+)
 from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import PackedIds, find_bits, list_parts
 from .macros import Ratios, mttkrp_macros, ttmc_macros
@@ -263,7 +272,12 @@ class CudaEngine(CudaPrimitives, Engine):
     scale_rows = staticmethod(updates.scale_rows)
     measure_steps = staticmethod(updates.measure_steps)
     extrapolate = staticmethod(updates.extrapolate)
-    sweep_nonnegative = staticmethod(updates.sweep_nonnegative)
+    update_rows = staticmethod(row_updates.update_rows)
+
+    def invert_penalized(self, gram: Array) -> tuple[Array, Array]:
+        if tall.suits_rank(len(gram), gram.dtype):
+            return row_updates.invert_penalized(gram)
+        return super().invert_penalized(gram)
 
 
 def _place_side_by_side(coords: Array, values: Array) -> tuple[Array, Array]:

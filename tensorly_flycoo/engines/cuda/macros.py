@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...format.packing import RecordFormat, round_up
+from ...format.packing import RecordFormat
+from ..row_rules import Method
 from . import structs, tuning
-from .tuning import ColumnCut, Occupancy, RankCut
+from .tuning import ColumnCut, Occupancy, RankCut, StepCut, SweepCut
 
 #: Values by name, as `source.specialise` expresses them.
 Macros: TypeAlias = dict[str, Any]
@@ -234,15 +235,51 @@ def split_columns_macros(record_format: RecordFormat, place_dtype: np.dtype | No
     }
 
 
-def sweep_macros(dtype: np.dtype, rank: int) -> Macros:
-    """Specialise `sweep_nonnegative.cu`, for a class of ranks."""
-    step = 8 if rank <= 32 else 32  # so that few specialisations serve all ranks
-    load_columns = 16 // dtype.itemsize
+def sweep_rows_macros(cut: SweepCut, dtype: np.dtype) -> Macros:
+    """Specialise `sweep_rows.cu`, for a class of ranks."""
     return {
         "VALUE": dtype,
-        "WIDTH": round_up(rank, step),
-        "LOAD": load_columns if rank % load_columns == 0 else 1,
-        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+        "WIDTH": cut.width,
+        "CHUNK": cut.chunk,
+        "NUM_ROWS": cut.num_rows,
+        "NUM_WARPS": cut.num_warps,
+        "MIN_BLOCKS": cut.min_blocks,
+        "MAX_STEPS": tuning.MAX_ROW_STEPS,
+        "SHARED_NBYTES": cut.shared_nbytes,
+        "ROW_UPDATE_LAYOUT": structs.ROW_UPDATE,
+    }
+
+
+def step_rows_macros(cut: StepCut, method: Method, is_group_lasso: bool, dtype: np.dtype) -> Macros:
+    """Specialise `step_rows.cu`, for a class of ranks."""
+    return {
+        "VALUE": dtype,
+        **_rule_macros(method, is_group_lasso),
+        "WIDTH": cut.width,
+        "NUM_GROUPS": cut.num_groups,
+        "GROUP_ROWS": cut.group_rows,
+        "MIN_BLOCKS": cut.min_blocks,
+        "SHARED_NBYTES": cut.shared_nbytes,
+    }
+
+
+def wide_rows_macros(method: Method, is_group_lasso: bool, dtype: np.dtype) -> Macros:
+    """Specialise `wide_rows.cu`."""
+    return {
+        "VALUE": dtype,
+        **_rule_macros(method, is_group_lasso),
+        "NUM_ROWS": tuning.WIDE_ROWS,
+        "NUM_WARPS": tuning.WIDE_WARPS,
+    }
+
+
+def _rule_macros(method: Method, is_group_lasso: bool) -> Macros:
+    """Return the macros of kernels that serve several rules."""
+    return {
+        "METHOD": int(method),
+        "IS_GROUP_LASSO": is_group_lasso,
+        "MAX_STEPS": tuning.MAX_ROW_STEPS,
+        "ROW_UPDATE_LAYOUT": structs.ROW_UPDATE,
     }
 
 

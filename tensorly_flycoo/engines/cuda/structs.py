@@ -39,6 +39,34 @@ PRODUCT = np.dtype(
     align=True,
 )
 
+#: `RowUpdate` in `row_rules.cuh`.
+ROW_UPDATE = np.dtype(
+    [
+        ("targets", np.uint64),
+        ("rows", np.uint64),
+        ("dual", np.uint64),
+        ("matrix", np.uint64),
+        ("penalty", np.uint64),
+        ("new_rows", np.uint64),
+        ("new_dual", np.uint64),
+        ("workspace", np.uint64),
+        ("block_sums", np.uint64),
+        ("num_rows", np.int64),
+        ("target_stride", np.int64),
+        ("row_stride", np.int64),
+        ("dual_stride", np.int64),
+        ("low", np.float64),
+        ("high", np.float64),
+        ("scale", np.float64),
+        ("strength", np.float64),
+        ("rank", np.int32),
+        ("new_stride", np.int32),
+        ("rows_per_block", np.int32),
+        ("num_steps", np.int32),
+    ],
+    align=True,
+)
+
 
 @functools.cache
 def operands_dtype(num_inputs: int) -> np.dtype:

@@ -44,16 +44,22 @@ def suits_rank(rank: int, dtype: np.dtype, device_id: int | None = None) -> bool
         return False
     if device_id is None:
         device_id = cupy.cuda.runtime.getDevice()
-    return tuning.cut_tall(rank, dtype.itemsize).shared_nbytes <= _find_room(device_id)
+    shared_nbytes = tuning.cut_tall(rank, dtype.itemsize).shared_nbytes
+    return has_fast_float64(device_id) and shared_nbytes <= find_room(device_id)
 
 
 @functools.cache
-def _find_room(device_id: int) -> int:
-    """Return the bytes of shared memory of a block; 0 on a GPU whose float64 is slow."""
+def has_fast_float64(device_id: int) -> bool:
+    """Return whether a GPU has tensor cores for float64 of more than a token speed."""
     device = cupy.cuda.Device(device_id)
     ratio = device.attributes["SingleToDoublePrecisionPerfRatio"]
-    is_fast = int(device.compute_capability) >= 80 and ratio <= 2
-    return device.attributes["MaxSharedMemoryPerBlockOptin"] if is_fast else 0
+    return int(device.compute_capability) >= 80 and ratio <= 2
+
+
+@functools.cache
+def find_room(device_id: int) -> int:
+    """Return the most bytes of shared memory of a block."""
+    return cupy.cuda.Device(device_id).attributes["MaxSharedMemoryPerBlockOptin"]
 
 
 @dataclass(slots=True)

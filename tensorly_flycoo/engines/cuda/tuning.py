@@ -312,15 +312,17 @@ def pays_to_align(num_rows: int, alignment: int, nnz: int, num_inputs: int) -> b
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_rows_per_block(num_rows: int) -> int:
+def choose_rows_per_block(num_rows: int, step: int = LEAST_ROWS_PER_BLOCK) -> int:
     """Choose the rows of a tall matrix for each block of kernels that add up blocks.
+
+    They are a multiple of `step`.
 
     >>> [choose_rows_per_block(n) for n in (100, 200_000, 25_500_000)]
     [128, 512, 4096]
     """
     rows_per_block = -(-num_rows // NUM_ROW_BLOCKS)
-    whole_steps = round_up(max(1, rows_per_block), LEAST_ROWS_PER_BLOCK)
-    return min(ROWS_PER_BLOCK, whole_steps)
+    whole_steps = round_up(max(1, rows_per_block), step)
+    return min(ROWS_PER_BLOCK // step * step, whole_steps)
 
 
 @dataclass(frozen=True)
@@ -355,6 +357,135 @@ def cut_tall(rank: int, itemsize: int) -> TallCut:
         shared_nbytes=shared_nbytes,
         block_size=32 * num_strips * num_groups,
     )
+
+
+#: The most steps of one launch that updates rows: sums for each are in shared memory.
+MAX_ROW_STEPS = 16
+
+#: Bytes of what a warp measures in a launch: up to four numbers a step.
+_WARP_MEASURES_NBYTES = MAX_ROW_STEPS * 4 * 8
+
+
+@dataclass(frozen=True)
+class StepCut:
+    """The distribution of rows over warps, in `step_rows.cu`."""
+
+    width: int  # columns, rounded up to whole strips of 16
+    num_groups: int  # of as many warps as there are strips
+    group_rows: int  # that a group has at a time
+    min_blocks: int  # of a multiprocessor
+    shared_nbytes: int  # of a block
+    block_size: int
+
+
+#: Warps of a block of `step_rows.cu`, if strips are few, and of a multiprocessor: as many as
+#: registers are enough for. Not timed; no register spills on 8.0, 9.0 and 10.0.
+_STEP_WARPS = 4
+_MAX_STEP_WARPS = 16
+_FEW_STEP_WARPS = 8  # with norms of rows, or with 32 rows of float64
+
+
+@functools.cache
+def cut_steps(rank: int, itemsize: int, *, has_norms: bool) -> StepCut:
+    """Choose the cut for a rank up to `MAX_TALL_RANK`, with or without norms of rows.
+
+    >>> cut = cut_steps(32, 4, has_norms=False)
+    >>> cut.num_groups, cut.min_blocks
+    (2, 4)
+    """
+    tall = cut_tall(rank, itemsize)
+    num_strips = tall.width // 16
+    num_groups = max(1, _STEP_WARPS // num_strips)
+    num_warps = num_strips * num_groups
+    needs_registers = has_norms or itemsize * tall.group_rows > 128
+    most_warps = _FEW_STEP_WARPS if needs_registers else _MAX_STEP_WARPS
+    # Two turns of rows, of which each is padded by 4, and a sum of squares for each strip of a row.
+    row_numbers = 2 * (tall.width + 4) + num_strips
+    return StepCut(
+        width=tall.width,
+        num_groups=num_groups,
+        group_rows=tall.group_rows,
+        min_blocks=most_warps // _next_power_of_two(num_warps),
+        shared_nbytes=(
+            8 * tall.width * (tall.width + 4)
+            + num_groups * tall.group_rows * row_numbers * itemsize
+            + num_warps * _WARP_MEASURES_NBYTES
+        ),
+        block_size=32 * num_warps,
+    )
+
+
+@dataclass(frozen=True)
+class SweepCut:
+    """The distribution of rows over lanes, in `sweep_rows.cu`."""
+
+    width: int  # columns, rounded up
+    num_rows: int  # of a lane: as many as fit its registers, so that a load serves many
+    chunk: int  # columns for which code is repeated
+    num_warps: int  # of a block
+    min_blocks: int  # of a multiprocessor
+    shared_nbytes: int  # of a block
+
+
+#: By the bytes of a number and the width: the rows of a lane, the repeated columns, the warps of a
+#: block, and the blocks whose registers fit a multiprocessor. Not timed; no register spills on 8.0,
+#: 9.0 and 10.0.
+SWEEP_CUTS = {
+    4: {
+        8: (8, 8, 4, 3),
+        16: (4, 8, 4, 2),
+        32: (4, 8, 2, 4),
+        64: (2, 8, 4, 2),
+        96: (1, 8, 4, 2),
+        128: (1, 8, 8, 1),
+    },
+    8: {
+        8: (4, 8, 4, 2),
+        16: (3, 8, 2, 4),
+        32: (2, 8, 4, 2),
+        64: (1, 8, 8, 1),
+    },
+}
+
+
+@functools.cache
+def cut_sweep(rank: int, itemsize: int) -> SweepCut | None:
+    """Choose the cut for a rank; None if rows are too long for registers.
+
+    >>> cut_sweep(20, 4).width, cut_sweep(20, 8).num_rows, cut_sweep(129, 4)
+    (32, 2, None)
+    """
+    cuts = SWEEP_CUTS[itemsize]
+    width = min((width for width in cuts if width >= rank), default=None)
+    if width is None:
+        return None
+    num_rows, chunk, num_warps, min_blocks = cuts[width]
+    gram_nbytes = width * (width + 1) * itemsize  # and the inverses of its diagonal
+    bits_nbytes = round_up(width // chunk * 4, 16)
+    warp_nbytes = 32 * num_rows * (width + 1) * itemsize + _WARP_MEASURES_NBYTES
+    return SweepCut(
+        width=width,
+        num_rows=num_rows,
+        chunk=chunk,
+        num_warps=num_warps,
+        min_blocks=min_blocks,
+        shared_nbytes=gram_nbytes + bits_nbytes + num_warps * warp_nbytes,
+    )
+
+
+#: Rows that a warp of `wide_rows.cu` has at a time, warps of a block, and the most blocks.
+WIDE_ROWS = 4
+WIDE_WARPS = 4
+_MAX_WIDE_BLOCKS = 2**10
+
+
+def choose_wide_rows_per_block(num_rows: int) -> int:
+    """Choose the rows of a block of `wide_rows.cu`.
+
+    >>> [choose_wide_rows_per_block(n) for n in (1, 20_000)]
+    [16, 32]
+    """
+    return round_up(-(-num_rows // _MAX_WIDE_BLOCKS), WIDE_ROWS * WIDE_WARPS)
 
 
 @dataclass(frozen=True)

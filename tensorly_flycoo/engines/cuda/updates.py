@@ -1,4 +1,4 @@
-"""Updates of a factor: multiplicative ones, their extrapolation, and those of HALS."""
+"""Updates of a factor of a model of counts: multiplicative ones, and their extrapolation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ...base.array_modules import GpuArray as Array
-from . import launch, tuning
+from . import tuning
 from .launch import DirectKernel, get_direct_kernel
-from .macros import sweep_macros
 from .tall import row_stride
 
 #: Blocks of rows: enough to fill the largest GPU. Their number decides the order of additions.
@@ -101,6 +100,13 @@ def _launch_and_sum(name: str, like: Array, arguments: Sequence[Any], sums: Arra
         )
 
 
+def add_columns(blocks: Array, sums: Array) -> None:
+    """Write the sums of the few columns of a contiguous float64 matrix, a block for each."""
+    kernel, _ = _get_kernel("add_blocks", sums.dtype, 1, sums.data.device_id)
+    grid = (1, sums.size)
+    kernel(grid, tuning.BLOCK_SIZE, len(blocks), sums.size, blocks.data.ptr, sums.data.ptr)
+
+
 def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[DirectKernel, int]:
     """Return the specialisation for the current device, `device_id`, and its blocks along y."""
     num_columns = min(tuning.BLOCK_SIZE, 1 << (rank - 1).bit_length())
@@ -114,18 +120,3 @@ def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[
         BLOCK_SIZE=tuning.BLOCK_SIZE,
     )
     return kernel, -(-rank // num_columns)
-
-
-def sweep_nonnegative(targets: Array, gram: Array, rows: Array, shift: float) -> tuple[float, int]:
-    """Implement `Engine.sweep_nonnegative`; waits for the GPU."""
-    num_rows, rank = rows.shape
-    if num_rows == 0:  # no grid is that small
-        return 0.0, 0
-    macros = sweep_macros(rows.dtype, rank)
-    kernel = launch.get_kernel("sweep_nonnegative.cu", "sweep_nonnegative", **macros)
-    num_blocks = -(-num_rows // tuning.BLOCK_SIZE)
-    block_sums = cupy.empty((2, num_blocks), np.float64)
-    arguments = (np.int64(num_rows), np.int32(rank), targets, gram, rows, shift, block_sums)
-    launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
-    error, num_changes = block_sums.sum(axis=1).tolist()
-    return error, num_changes

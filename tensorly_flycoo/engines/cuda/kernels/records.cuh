@@ -2,6 +2,7 @@
 #pragma once
 
 #include "architecture.cuh"
+#include "instructions.cuh"
 
 template <bool IsWide>
 __device__ auto zero_piece()
@@ -62,9 +63,3 @@ struct Slots {
         }
     }
 };
-
-// Waits for the copies that this thread started; the block's copies also need a barrier.
-__device__ __forceinline__ void wait_for_copies()
-{
-    asm volatile("cp.async.wait_all;" ::: "memory");
-}

@@ -22,11 +22,14 @@ from tensorly_flycoo.engines.cuda.macros import (
     remap_macros,
     split_columns_macros,
     split_ids_macros,
-    sweep_macros,
+    step_rows_macros,
+    sweep_rows_macros,
     ttmc_macros,
     update_rows_macros,
+    wide_rows_macros,
 )
 from tensorly_flycoo.engines.cuda.source import list_files, load_source, specialise
+from tensorly_flycoo.engines.row_rules import Method
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.tree import express
 
@@ -45,6 +48,7 @@ U16, U32, U64 = (np.dtype(f"uint{bits}") for bits in (16, 32, 64))
 BLOCK, ROWS = {"BLOCK_SIZE": tuning.BLOCK_SIZE}, {"ROWS_PER_BLOCK": tuning.ROWS_PER_BLOCK}
 FIVE_GROUPS = ((0, 1), (2,), (3,), (4,), (5,))
 PLAIN, PLAIN_64 = IdBits(U32), IdBits(U64)
+RULES = ((Method.MULTIPLY, False), (Method.ADMM, False), (Method.ADMM, True))
 SLOW = pytest.mark.slow
 EVERY_GPU = pytest.mark.parametrize(
     "architecture",
@@ -66,7 +70,7 @@ def specialise_all():
     record_format, dtype = make_format(3, "float32"), np.dtype(np.float32)
     occupancy = choose_occupancy(record_format, "sm_90")
     rank_cut, column_cut = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, 2)
-    bits = IdBits.of(2**18, 256)
+    step_cut, bits = tuning.cut_steps(8, 4, has_norms=False), IdBits.of(2**18, 256)
     return {
         "mttkrp_remap.cu": mttkrp_macros(record_format, 256, rank_cut, occupancy, U32, bits, U32),
         "remap_only.cu": remap_macros(record_format, 256, bits, U32),
@@ -92,7 +96,9 @@ def specialise_all():
         "add_parts.cu": {"VALUE": dtype, "TREE": express(((0, 1), (2, 3)), "PART")},
         "inner_product.cu": {"VALUE": dtype, **ROWS, **BLOCK},
         "scale_rows.cu": {"VALUE": dtype, "NUM_COLUMNS": 8, **BLOCK},
-        "sweep_nonnegative.cu": sweep_macros(dtype, 8),
+        "sweep_rows.cu": sweep_rows_macros(tuning.cut_sweep(8, 4), dtype),
+        "step_rows.cu": step_rows_macros(step_cut, Method.ADMM, False, dtype),
+        "wide_rows.cu": wide_rows_macros(Method.ADMM, False, dtype),
         "mersenne_twister.cu": {"VALUE": dtype},
     }
 
@@ -265,8 +271,6 @@ def test_kernels_on_rows_compile(dtype, architecture):
     for num_factors, num_warps in itertools.product((1, 4), (1, 32)):
         macros = {**value, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
         jobs.append(("groups.cu", macros))
-    for rank in (1, 10, 25, 32, 200):
-        jobs.append(("sweep_nonnegative.cu", sweep_macros(value["VALUE"], rank)))
     compile_all([(file, architecture, macros) for file, macros in jobs])
 
 
@@ -281,6 +285,27 @@ def test_kernels_of_gram_matrices_compile(rank, architecture):
         jobs.append(("update_rows.cu", architecture, update_rows_macros(rank, dtype)))
         jobs.append(("products.cu", architecture, products_macros(rank, dtype)))
     compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+@pytest.mark.parametrize(
+    "rank", [8, 32, *[pytest.param(n, marks=SLOW) for n in (16, 48, 64, 80, 96, 112, 128)]]
+)
+def test_kernels_that_update_rows_compile(rank, architecture):
+    """Each class of ranks, and what serves all."""
+    jobs = []
+    for dtype in map(np.dtype, DTYPES):
+        sweep_cut = tuning.cut_sweep(rank, dtype.itemsize)
+        if sweep_cut is not None:
+            jobs.append(("sweep_rows.cu", sweep_rows_macros(sweep_cut, dtype)))
+        for method, is_group_lasso in RULES:
+            step_cut = tuning.cut_steps(rank, dtype.itemsize, has_norms=is_group_lasso)
+            macros = step_rows_macros(step_cut, method, is_group_lasso, dtype)
+            jobs.append(("step_rows.cu", macros))
+        for method, is_group_lasso in [*RULES, (Method.HALS, False)]:
+            jobs.append(("wide_rows.cu", wide_rows_macros(method, is_group_lasso, dtype)))
+    compile_all([(file, architecture, macros) for file, macros in jobs])
 
 
 @ON_LINUX
@@ -395,7 +420,7 @@ def test_a_missing_macro_is_named(entry, macros):
 
 
 @ON_LINUX
-@pytest.mark.parametrize("entry", ["mttkrp_remap.cu", "remap_only.cu", "ttmc.cu", "update_rows.cu"])
+@pytest.mark.parametrize("entry", ["mttkrp_remap.cu", "ttmc.cu", "update_rows.cu", "step_rows.cu"])
 def test_old_gpus_are_refused(entry):
     """By the compiler, in addition to `tuning.check_capability`."""
     with pytest.raises(AssertionError, match=r"compute capability 8\.0 or higher"):

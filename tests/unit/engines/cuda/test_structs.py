@@ -38,6 +38,9 @@ LAYOUTS = [
     ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
     ("split_columns.cu", "COLUMNS_LAYOUT"),
     ("products.cu", "PRODUCT_LAYOUT"),
+    ("step_rows.cu", "ROW_UPDATE_LAYOUT"),
+    ("sweep_rows.cu", "ROW_UPDATE_LAYOUT"),
+    ("wide_rows.cu", "ROW_UPDATE_LAYOUT"),
 ]
 
 
@@ -80,7 +83,8 @@ def test_every_structure_is_checked():
     dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
     assert {name.replace("make_", "") + "_dtype" for name in makers} == dtypes
     layouts = {layout.replace("_LAYOUT", "").lower() for _, layout in LAYOUTS}
-    assert {name.removesuffix("_dtype") for name in dtypes} | {"field", "product"} == layouts
+    constants = {"field", "product", "row_update"}
+    assert {name.removesuffix("_dtype") for name in dtypes} | constants == layouts
 
 
 class Factor:
@@ -134,6 +138,13 @@ def test_the_members_of_a_product():
         *[(np.dtype(kind), (structs.MAX_GRAMS,)) for kind in ("uint64", "int64")],
         *[(np.dtype(kind), (structs.MAX_MATRICES,)) for kind in ("uint64", "int64", "int64")],
     ]
+
+
+def test_the_members_of_an_update_of_rows():
+    """`row_updates` packs them in this order."""
+    kinds = [structs.ROW_UPDATE[n] for n in range(len(structs.ROW_UPDATE))]
+    assert kinds == [np.dtype(kind) for kind in "Q" * 9 + "q" * 4 + "d" * 4 + "i" * 4]
+    assert structs.ROW_UPDATE.itemsize == struct.calcsize("9Q4q4d4i")
 
 
 def test_ranks():

@@ -124,6 +124,23 @@ def test_tiles_fit(num_inputs, slot_nbytes, shared_nbytes):
 
 
 @pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("rank", range(1, 130))
+def test_rows_are_updated_with_their_padding(rank, itemsize):
+    """In kernels that fit an H200's shared memory."""
+    padded_rank = tuning.choose_row_nbytes(rank * itemsize) // itemsize
+    cuts = [tuning.cut_sweep(rank, itemsize)]
+    if rank <= tuning.MAX_TALL_RANK:
+        cuts += [tuning.cut_steps(rank, itemsize, has_norms=has) for has in (False, True)]
+    for cut in cuts:
+        if cut is None:
+            assert rank * itemsize > 128 * 4
+            continue
+        assert cut.width >= padded_rank
+        assert cut.shared_nbytes <= 227 * 1024
+        assert cut.min_blocks > 0
+
+
+@pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("rank", RANKS)
 def test_carry_outs_fit_beside_a_tile(rank, itemsize):
     cut = tuning.cut_rank(rank, itemsize, 16, 16)

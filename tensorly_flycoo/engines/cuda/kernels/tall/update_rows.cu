@@ -18,6 +18,7 @@
 // MACRO GROUP_ROWS: rows that a group has at a time, 32, or 16 if more would spill registers
 
 #include "architecture.cuh"
+#include "strips.cuh"
 #include "sums.cuh"
 
 static_assert(WIDTH % 16 == 0 && WIDTH <= 128, "a warp has a strip of each");
@@ -25,59 +26,14 @@ static_assert(WIDTH % 16 == 0 && WIDTH <= 128, "a warp has a strip of each");
 constexpr int strips = WIDTH / 16, tiles = WIDTH / 8;
 constexpr int block_size = 32 * strips * NUM_GROUPS;
 constexpr int group_rows = GROUP_ROWS, block_rows = group_rows * NUM_GROUPS;
-constexpr int pitch = WIDTH + 4;  // puts what a warp reads together in different banks
+constexpr int pitch = WIDTH + strip_padding;
 constexpr double epsilon = 2.220446049250313e-16;
 constexpr int max_refinements = 4;
 
-// Numbers of one strip of 16 columns of a group's rows, for each 8 rows: of the columns lane / 4 and
-// lane / 4 + 8 a lane has the rows 2 * (lane % 4) and the one after it.
-using Strip = double[group_rows / 8][2][2];
-
-__device__ __forceinline__ void multiply(double (&sums)[2][2], const double (&left)[2][2],
-                                         const double (&right)[2])
-{
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+d"(sums[0][0]), "+d"(sums[0][1]), "+d"(sums[1][0]), "+d"(sums[1][1])
-        : "d"(left[0][0]), "d"(left[0][1]), "d"(left[1][0]), "d"(left[1][1]), "d"(right[0]),
-          "d"(right[1]));
-#else
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int top = 0; top < 2; ++top) {
-            asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                : "+d"(sums[top][0]), "+d"(sums[top][1])
-                : "d"(left[half][top]), "d"(right[half]));
-        }
-    }
-#endif
-}
-
-// Waits for the warps of a group alone, so that groups need not keep step.
-__device__ __forceinline__ void wait_for_group(int group)
-{
-    if (strips == 1) {
-        __syncwarp();
-    } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(32 * strips) : "memory");
-    }
-}
-
 // What the threads of a block share.
 struct Shared {
-    double matrix[WIDTH][pitch];
+    SmallMatrix<WIDTH> matrix;
     VALUE rows[NUM_GROUPS][2][group_rows][pitch];
-
-    __device__ __forceinline__ void load_matrix(const double* source, int rank)
-    {
-        for (int place = threadIdx.x; place < WIDTH * WIDTH; place += block_size) {
-            const int row = place / WIDTH, column = place % WIDTH;
-            const bool is_inside = row < rank && column < rank;
-            matrix[row][column] = is_inside ? source[row * rank + column] : 0;
-        }
-    }
 
     // Begins to copy a group's rows, up to `end`; those after it, and columns past the last one,
     // are zero.
@@ -89,50 +45,11 @@ struct Shared {
             const int row = place / WIDTH, column = place % WIDTH;
             const bool is_inside = first + row < end && column < rank;
             const VALUE* source = is_inside ? x + (first + row) * row_stride + column : x;
-            const unsigned target =
-                static_cast<unsigned>(__cvta_generic_to_shared(&rows[group][turn][row][column]));
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target),
-                         "l"(source), "n"(sizeof(VALUE)), "r"(is_inside ? int(sizeof(VALUE)) : 0));
+            begin_copy(rows[group][turn][row][column], source, is_inside);
         }
-        asm volatile("cp.async.commit_group;");
+        end_copies();
     }
 };
-
-// Adds a strip of a group's rows times the matrix; tensor cores compute matrix.T @ rows.T.
-__device__ __forceinline__ void add_product(Strip& sums, const Shared& shared,
-                                            const VALUE (*rows)[pitch], int strip, int lane)
-{
-#pragma unroll 2
-    for (int k = 0; k < WIDTH; k += 8) {
-        double left[2][2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const double* place = &shared.matrix[k + lane % 4 + 4 * half][16 * strip + lane / 4];
-            left[half][0] = place[0];
-            left[half][1] = place[8];
-        }
-#pragma unroll
-        for (int n = 0; n < group_rows / 8; ++n) {
-            const VALUE* place = &rows[8 * n + lane / 4][k + lane % 4];
-            const double right[2] = {place[0], place[4]};
-            multiply(sums[n], left, right);
-        }
-    }
-}
-
-// Calls a function of a number of a strip, its row and its column, for all numbers of a lane.
-template <typename Function>
-__device__ __forceinline__ void for_strip(Strip& numbers, int strip, int lane, Function function)
-{
-#pragma unroll
-    for (int n = 0; n < group_rows / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = 8 * n + 2 * (lane % 4) + i % 2;
-            function(numbers[n][i / 2][i % 2], row, 16 * strip + lane / 4 + 8 * (i / 2));
-        }
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(block_size, 1)
     update_rows(long long num_rows, int rows_per_block, int rank, const VALUE* x,
@@ -152,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
     const double* solved = inverse + rank * rank;
     int num_refinements = 0;
     if (inverse) {
-        shared.load_matrix(inverse, rank);
+        load_matrix<block_size>(shared.matrix, inverse, rank);
         // The residual of y is condition * epsilon: steps of refinement reduce it to sqrt(epsilon).
         const double loss = sizeof(VALUE) == 8 ? solved[rank * rank] * epsilon : 0;
         for (double rest = loss; rest * rest > epsilon; rest *= loss) {
@@ -170,11 +87,11 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
         VALUE(*rows)[pitch] = shared.rows[group][turn];
         const int next_row = first_row + block_rows;
         shared.begin_rows(group, turn ^ 1, next_row, end, rank, x, row_stride);
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-        wait_for_group(group);
+        wait_for_copies_but_last();
+        wait_for_group<32 * strips>(group);
         if (inverse) {
-            Strip sums = {};
-            add_product(sums, shared, rows, strip, lane);
+            Strip<double, group_rows> sums = {};
+            add_product(sums, shared.matrix, rows, strip, lane);
             const auto read = [&](const VALUE* matrix, long long stride, int row, int column) {
                 const bool is_inside = first_row + row < end && column < rank;
                 return is_inside ? matrix[(first_row + row) * stride + column] : VALUE(0);
@@ -188,19 +105,19 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
                     if (to < end && column < rank) y[to * y_stride + column] = number;
                     number = 0;
                 });
-                shared.load_matrix(solved, rank);
+                load_matrix<block_size>(shared.matrix, solved, rank);
                 __syncthreads();
-                add_product(sums, shared, rows, strip, lane);
+                add_product(sums, shared.matrix, rows, strip, lane);
                 __syncthreads();
                 for_strip(sums, strip, lane, [&](double& number, int row, int column) {
                     rows[row][column] = read(x, row_stride, row, column) - number;
                     number = read(y, y_stride, row, column);
                 });
-                shared.load_matrix(inverse, rank);
+                load_matrix<block_size>(shared.matrix, inverse, rank);
                 __syncthreads();
-                add_product(sums, shared, rows, strip, lane);
+                add_product(sums, shared.matrix, rows, strip, lane);
             }
-            wait_for_group(group);
+            wait_for_group<32 * strips>(group);
             for_strip(sums, strip, lane, [&](double& number, int row, int column) {
                 const VALUE before = num_refinements ? read(x, row_stride, row, column)
                                                      : rows[row][column];
@@ -208,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
                 rows[row][column] = rounded;
                 inner += static_cast<double>(rounded) * before;
             });
-            wait_for_group(group);
+            wait_for_group<32 * strips>(group);
             const int num_places = min(group_rows, end - first_row) * WIDTH;
             for (int number = 32 * place + lane; number < num_places; number += 32 * strips) {
                 const int row = number / WIDTH, column = number % WIDTH;
@@ -232,10 +149,10 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
                 multiply(gram[j], left, right);
             }
         }
-        wait_for_group(group);  // before these rows are overwritten
+        wait_for_group<32 * strips>(group);  // before these rows are overwritten
         first_row = next_row;
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_for_copies();
     // The groups' sums are added in their order, in the place of the small matrix.
     for (int turn = 0; turn < NUM_GROUPS; ++turn) {
         __syncthreads();

@@ -1,0 +1,163 @@
+// What CUDA C++ adds to C++, for g++: a block's threads take turns on one thread of the host.
+//
+// A thread runs until it has to wait for others. Blocks run one after the other, so what a block
+// shares can be static.
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+
+using std::fma;
+using std::sqrt;
+
+template <typename Number>
+Number min(Number a, Number b)
+{
+    if constexpr (std::is_floating_point_v<Number>) return std::fmin(a, b);
+    return a < b ? a : b;
+}
+
+template <typename Number>
+Number max(Number a, Number b)
+{
+    if constexpr (std::is_floating_point_v<Number>) return std::fmax(a, b);
+    return a < b ? b : a;
+}
+
+struct Index {
+    unsigned x, y, z;
+};
+Index threadIdx, blockIdx;
+
+constexpr size_t stack_nbytes = 1 << 17, shared_nbytes = 232448;
+alignas(16) double memory[shared_nbytes / 8];  // the dynamic shared memory of a block
+
+struct Barrier {
+    int num_waiting = 0, generation = 0;
+};
+
+// What passes between the lanes of a warp.
+struct Warp {
+    Barrier barrier;
+    double numbers[32], left[32][2][2], right[32][2];
+};
+
+struct Block {
+    ucontext_t scheduler;
+    std::vector<ucontext_t> threads;
+    std::vector<std::unique_ptr<char[]>> stacks;
+    std::vector<bool> is_done;
+    std::vector<Warp> warps;
+    Barrier barrier, of_groups[16];
+    int num_waits = 0;
+};
+Block* block;
+
+void yield()
+{
+    const unsigned thread = threadIdx.x;
+    swapcontext(&block->threads[thread], &block->scheduler);
+    threadIdx.x = thread;
+}
+
+void wait(Barrier& barrier, int num_threads)
+{
+    const int generation = barrier.generation;
+    if (++barrier.num_waiting == num_threads) {
+        barrier.num_waiting = 0;
+        ++barrier.generation;
+    }
+    while (barrier.generation == generation) yield();
+}
+
+Warp& own_warp() { return block->warps[threadIdx.x / 32]; }
+void __syncwarp() { wait(own_warp().barrier, 32); }
+void __syncthreads() { wait(block->barrier, block->threads.size()); }
+
+template <typename Number>
+Number __shfl_sync(unsigned, Number number, int from)
+{
+    Warp& warp = own_warp();
+    std::memcpy(&warp.numbers[threadIdx.x % 32], &number, sizeof number);
+    __syncwarp();
+    std::memcpy(&number, &warp.numbers[from % 32], sizeof number);
+    __syncwarp();
+    return number;
+}
+
+template <typename Number>
+Number __shfl_xor_sync(unsigned lanes, Number number, int distance)
+{
+    return __shfl_sync(lanes, number, threadIdx.x % 32 ^ distance);
+}
+
+unsigned __ballot_sync(unsigned, bool is_counted)
+{
+    unsigned lanes = 0;
+    for (int lane = 0; lane < 32; ++lane) lanes |= unsigned(__shfl_sync(0, is_counted, lane)) << lane;
+    return lanes;
+}
+int __reduce_add_sync(unsigned, int number)
+{
+    int sum = 0;
+    for (int lane = 0; lane < 32; ++lane) sum += __shfl_sync(0, number, lane);
+    return sum;
+}
+int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
+// In place of `instructions.cuh`.
+
+void multiply(double (&sums)[2][2], const double (&left)[2][2], const double (&right)[2])
+{
+    Warp& warp = own_warp();
+    const int lane = threadIdx.x % 32;
+    std::memcpy(warp.left[lane], left, sizeof left);
+    std::memcpy(warp.right[lane], right, sizeof right);
+    __syncwarp();
+    for (int k = 0; k < 8; ++k) {
+        for (int top = 0; top < 2; ++top) {
+            for (int i = 0; i < 2; ++i) {
+                const int column = 2 * (lane % 4) + i;
+                sums[top][i] += warp.left[lane / 4 * 4 + k % 4][k / 4][top] *
+                                warp.right[column * 4 + k % 4][k / 4];
+            }
+        }
+    }
+    __syncwarp();
+}
+
+template <int NumThreads>
+void wait_for_group(int group)
+{
+    wait(NumThreads == 32 ? own_warp().barrier : block->of_groups[group], NumThreads);
+}
+
+template <typename Value>
+void begin_copy(Value& to, const Value* from, bool is_wanted)
+{
+    to = is_wanted ? *from : 0;
+}
+void end_copies() {}
+void wait_for_copies_but_last() {}
+void wait_for_copies() {}
+
+template <typename Number>
+Number find_larger(Number a, Number b)
+{
+    return a != a || b != b ? a + b : max(a, b);
+}
+
+template <typename Value>
+Value round_to(double number)
+{
+    return number;
+}

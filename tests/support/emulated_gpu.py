@@ -1,0 +1,107 @@
+"""Run a CUDA kernel without a GPU: g++ compiles it, and a block's threads take turns.
+
+`emulated_gpu.hpp` stands in for CUDA C++ and for `instructions.cuh`, whose functions are one
+instruction each. What depends on the hardware may go unnoticed.
+"""
+
+import ctypes
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensorly_flycoo.engines.cuda.source import specialise
+
+HAS_COMPILER = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("g++") is None, reason="needs g++ on Linux"
+)
+
+HEADER = Path(__file__).with_suffix(".hpp")
+
+#: Runs all blocks of a grid; the kernel has one argument, a structure.
+_RUN = """
+using Argument = {argument};
+Argument argument;
+
+void run_thread()
+{{
+    {name}(argument);
+    block->is_done[threadIdx.x] = true;
+    while (true) yield();
+}}
+
+extern "C" void run(const Argument* given, int num_blocks, int block_size)
+{{
+    argument = *given;
+    std::srand(0);
+    bool is_turn;
+    for (int number = 0; number < num_blocks; ++number) {{
+        blockIdx = {{unsigned(number), 0, 0}};
+        std::memset(memory, 0xff, sizeof memory);  // nan
+        Block own;
+        block = &own;
+        own.threads.resize(block_size);
+        own.is_done.resize(block_size);
+        own.warps.resize(block_size / 32);
+        for (ucontext_t& thread : own.threads) {{
+            getcontext(&thread);
+            own.stacks.emplace_back(new char[stack_nbytes]);
+            thread.uc_stack = {{own.stacks.back().get(), 0, stack_nbytes}};
+            thread.uc_link = nullptr;
+            makecontext(&thread, run_thread, 0);
+        }}
+        // One warp is slow: what lacks a barrier goes wrong.
+        const int slow = std::rand() % own.warps.size();
+        for (bool is_done = false; !is_done;) {{
+            is_done = true;
+            for (int thread = 0; thread < block_size; ++thread) {{
+                if (thread % 32 == 0) is_turn = thread / 32 != slow || std::rand() % 16 == 0;
+                if (own.is_done[thread]) continue;
+                is_done = false;
+                if (!is_turn) continue;
+                threadIdx = {{unsigned(thread), 0, 0}};
+                swapcontext(&own.scheduler, &own.threads[thread]);
+            }}
+        }}
+    }}
+}}
+"""
+
+
+class EmulatedKernel:
+    """A kernel with one argument, a structure, in place of a `DirectKernel`."""
+
+    def __init__(self, folder, file, name, formats, macros, argument):
+        """Compile a kernel into a folder; `argument` is the type of the structure."""
+        text = _drop_instructions(specialise(file, macros))
+        # Dynamic shared memory is the header's; the rest of what is shared is static.
+        text = re.sub(r"extern __shared__ \w+ memory\[\];", "", text)
+        source = folder / f"{name}{len(list(folder.iterdir()))}.cpp"
+        source.write_text(f'#include "{HEADER}"\n{text}{_RUN.format(argument=argument, name=name)}')
+        library = source.with_suffix(".so")
+        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        self._run = ctypes.CDLL(str(library)).run
+        self._format = struct.Struct(formats)
+
+    def __call__(self, grid, block_size, *values):
+        num_blocks, num_parts = grid
+        assert num_parts == 1
+        self._run(self._format.pack(*values), num_blocks, block_size)
+
+
+def _drop_instructions(text):
+    """Leave out the lines of `instructions.cuh` and `architecture.cuh`."""
+    kept, is_kept = [], True
+    for line in text.splitlines():
+        match = re.match(r'#line \d+ "(.+)"', line)
+        if match:
+            is_kept = not match[1].endswith(("instructions.cuh", "architecture.cuh"))
+        elif is_kept:
+            kept.append(line)
+    return "\n".join(kept)
