@@ -8,17 +8,23 @@ side in memory that was written before.
 
 import itertools
 import sys
+from pathlib import Path
 
 import cupy
 import numpy as np
 import tensorly as tl
 from tensorly.decomposition import parafac, tucker
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from row_rule_statements import DIFFERENT_RULES
+
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.engines.cuda import mersenne_twister
-from tensorly_flycoo.loop.hals import solve_nonnegative
+from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.engines.row_rules import Method
 
 SHAPES = [(50,), (40, 3), (60, 30, 20), (9, 8, 7, 6), (6, 5, 4, 3, 2)]
 RANKS = (1, 7, 10, 31, 32, 50)
@@ -50,8 +56,18 @@ def compute_tall(dtype):
         for gram in (cupy.eye(rank, dtype=dtype), cupy.ones((rank, rank), dtype)):
             linear_algebra.solve(gram, x.T)
         linear_algebra.inner_product(x, x)
-        rows = cupy.ascontiguousarray(x)
-        solve_nonnegative(rows, cupy.eye(rank, dtype=dtype), rows.copy(), 2, 0.0)
+        update_each(x)
+
+
+def update_each(x):
+    """Update rows by a rule of each kernel."""
+    gram = cupy.eye(x.shape[1])
+    inverse, penalty = CUDA.invert_penalized(gram)
+    for rule in DIFFERENT_RULES:
+        if rule.method is Method.ADMM:
+            CUDA.update_rows(rule, x, x, x, 2, penalty, inverse)
+        else:
+            CUDA.update_rows(rule, x, x, None, 2, None, gram)
 
 
 def draw_start(dtype):

@@ -69,7 +69,8 @@ NON_NEGATIVE = {
 @BOTH_PRECISIONS
 @pytest.mark.parametrize("decompose", NON_NEGATIVE.values(), ids=NON_NEGATIVE)
 def test_non_negative(decompose, dtype, kind):
-    check_same_as_dense(decompose, community_coo(SHAPE, dtype, seed=1), kind, RANK)
+    coo = community_coo(SHAPE, dtype, seed=1)
+    check_same_as_dense(decompose, coo, kind, RANK, has_tensors_dtype=True)
 
 
 def make_guess(xp, dtype):
@@ -135,7 +136,8 @@ def test_hals_stops_and_keeps_nan():
 @pytest.mark.parametrize("options", CONSTRAINTS.values(), ids=CONSTRAINTS)
 def test_constrained(options, dtype, kind):
     decompose = functools.partial(constrain, **options)
-    check_same_as_dense(decompose, community_coo(SHAPE, dtype, seed=1), kind, RANK)
+    coo = community_coo(SHAPE, dtype, seed=1)
+    check_same_as_dense(decompose, coo, kind, RANK, has_tensors_dtype=True)
 
 
 @KINDS

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from row_rule_statements import (
     DIFFERENT_RULES,
+    NUM_STEPS,
     RULES,
     check_integers,
     count_exact_steps,
@@ -115,7 +116,7 @@ def test_real_numbers(rule, rank, dtype):
 
     Of these a few are drawn; ten times the largest difference allows for others.
     """
-    num_steps = {Method.MULTIPLY: 1, Method.HALS: 5, Method.ADMM: 10}[rule.method]
+    num_steps = NUM_STEPS[rule.method]
     inputs = draw_real(rule, 1000, rank, dtype)
     expected = state(rule, inputs, num_steps)
     found = run(rule, inputs, num_steps)
@@ -131,6 +132,8 @@ def test_real_numbers(rule, rank, dtype):
         largest = abs(exact if n == 2 else expected[0]).max(axis)
         differences = np.abs([other[n] - exact for other in disturbed]).max(axis=0)
         bound = 10 * (differences.max(axis) + unit * largest)
+        if n == 2:  # a measure may be the square of what rounding leaves of each element
+            bound = bound + found[0].size * (unit * abs(expected[0]).max()) ** 2
         assert (abs(found[n] - exact) <= bound).all()
         assert np.max(bound) <= 0.1 * np.max(largest)  # it allows little
 

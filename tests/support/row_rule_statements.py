@@ -15,6 +15,14 @@ RULES = [
 DIFFERENT_RULES = [RULES[0], RULES[1], RULES[3], RULES[6]]
 
 
+#: How many steps a pass takes: those of TensorLy.
+NUM_STEPS = {Method.MULTIPLY: 1, Method.HALS: 5, Method.ADMM: 10}
+
+
+def name_rule(rule):
+    return f"{rule.method.name}-{rule.operator.name}".lower()
+
+
 def update_rows(rule, targets, rows, dual, num_steps, penalty, matrix):
     """Return the rows, the dual variable and the measures of `Engine.update_rows`, in float64."""
     targets, x, matrix = (np.array(array, float) for array in (targets, rows, matrix))
@@ -113,3 +121,27 @@ def check_integers(rule, found, expected, dtype):
         np.testing.assert_allclose(array, part, rtol=0, atol=tolerance * largest)
     largest = expected_measures.max(initial=0)
     np.testing.assert_allclose(measures, expected_measures, rtol=0, atol=tolerance * largest)
+
+
+def draw_problem(num_rows, rank, dtype, seed=0):
+    """Draw targets, rows, a dual variable (num_rows, rank) and a well-conditioned Gram matrix."""
+    rng = np.random.default_rng(seed)
+    gram = np.eye(rank) + 0.5 * rng.random((rank, rank)) / rank
+    gram = gram @ gram.T
+    rows = rng.random((num_rows, rank))
+    targets = (rows + 0.3 * rng.standard_normal((num_rows, rank))) @ gram
+    dual = 0.1 * rng.standard_normal((num_rows, rank))
+    arrays = [array.astype(dtype) for array in (targets, rows, dual)]
+    return *arrays, gram.astype(dtype).astype(np.float64)
+
+
+def find_bound(num_steps, rank, dtype, size):
+    """Bound the rounding of rows or a dual variable after some steps.
+
+    An element is a sum of `rank` products and a few more operations on numbers up to `size`, so it
+    is off by (rank + 8) roundings at most; a step maps an error of the last one to no more than
+    four times that of the worst element, for the matrices of `draw_problem` (their inverses have
+    row sums below 2, and a row and its dual variable count both).
+    """
+    growth = sum(4**step for step in range(min(num_steps, 4)))
+    return growth * (rank + 8) * np.finfo(dtype).eps * size

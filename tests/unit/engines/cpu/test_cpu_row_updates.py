@@ -3,7 +3,14 @@
 import numba
 import numpy as np
 import pytest
-from row_statements import NUM_STEPS, RULES, draw_problem, find_bound, name_rule, update_rows
+from row_rule_statements import (
+    NUM_STEPS,
+    RULES,
+    draw_problem,
+    find_bound,
+    name_rule,
+    update_rows,
+)
 
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.engines.row_rules import NUM_MEASURES, Method, Operator, RowRule
