@@ -95,13 +95,13 @@ class Admm:
             self.violations[mode] = _measure_violation(updated.measures[-1], factor.dtype)
         return updated.rows
 
-    def _is_enough(self, measures: Sequence[np.ndarray]) -> bool:
+    def _is_enough(self, first: Sequence[float], last: Sequence[float]) -> bool:
         """Return whether TensorLy stops here: the factor and its copy agree, and stay."""
-        gap, size, change, dual_size = np.sqrt(measures[-1])
+        gap, size, change, dual_size = np.sqrt(last)
         return bool(gap < self._tol * size and change < self._tol * dual_size)
 
 
-def _measure_violation(measures: np.ndarray, dtype: np.dtype) -> float:
+def _measure_violation(measures: Sequence[float], dtype: np.dtype) -> float:
     """Return the distance from a factor to its unconstrained copy, relative to its norm.
 
     One below the rounding of the factor is none: in float32 TensorLy's default tolerance, 1e-8,

@@ -41,10 +41,10 @@ def solve_nonnegative(
     not depend on the number of threads. `non_negative_parafac_hals` names the paper.
     """
 
-    def is_enough(measures: Sequence[np.ndarray]) -> bool:
-        first_error, _ = measures[0]
-        error, num_changes = measures[-1]
-        return bool(error < tolerance * first_error or num_changes == 0)
+    def is_enough(first: Sequence[float], last: Sequence[float]) -> bool:
+        first_error, _ = first
+        error, num_changes = last
+        return error < tolerance * first_error or num_changes == 0
 
     rule = RowRule(Method.HALS, strength=sparsity or 0.0)
     take_sweeps = partial(update_rows, rule, targets, gram, None)

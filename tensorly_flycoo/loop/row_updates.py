@@ -11,11 +11,13 @@ from ..base.array_modules import Array, move
 #: step measured, (num_steps, K).
 TakeSteps: TypeAlias = Callable[[Any, Any, int], tuple[Any, Any, Array]]
 
-#: Whether the last step was enough; called with the measures of all steps so far.
-IsEnough: TypeAlias = Callable[[Sequence[np.ndarray]], bool]
+#: Whether a step was enough; called with the measures of the first step and of this one.
+IsEnough: TypeAlias = Callable[[Sequence[float], Sequence[float]], bool]
 
-#: Steps of a pass over the rows.
+#: Steps of the first pass over the rows. A later one takes twice as many as the one before, so that
+#: those taken in vain are never more than the others; up to a limit, for each is measured.
 BATCH_SIZE = 10
+_LARGEST_BATCH = 100
 
 
 class UpdatedRows(NamedTuple):
@@ -23,7 +25,7 @@ class UpdatedRows(NamedTuple):
 
     rows: Any  # (I, R)
     dual: Any  # (I, R) of ADMM, else None
-    measures: list[np.ndarray]  # of each step
+    measures: list[list[float]]  # of each step
 
 
 def run_steps(
@@ -38,37 +40,34 @@ def run_steps(
 
     A pass over the rows takes a batch of steps, and measures each. If one before the last was
     enough, the pass is done again, with fewer steps: so the result is that of single steps, to the
-    bit. The host waits for a GPU once for each pass.
+    bit. The host waits for a GPU once for each pass. With a `batch_size` of 1 no step is in vain.
     """
-
-    def take_batch(before: UpdatedRows, count: int) -> UpdatedRows:
-        rows, dual, measures = take_steps(before.rows, before.dual, count)
-        return UpdatedRows(rows, dual, [*before.measures, *move(measures, np)])
-
-    result = UpdatedRows(rows, dual, [])
-    while len(result.measures) < num_steps:
-        before = result
-        num_before = len(before.measures)
+    measures: list[list[float]] = []
+    while len(measures) < num_steps:
+        num_before = len(measures)
         count = min(batch_size, num_steps - num_before)
-        result = take_batch(before, count)
-        num_needed = _count_needed(result.measures, num_before, is_enough)
-        if num_needed is None:
-            continue
-        if num_needed < len(result.measures):
-            result = take_batch(before, num_needed - num_before)
-        break
-    return result
+        updated, updated_dual, measured = take_steps(rows, dual, count)
+        measures += move(measured, np).tolist()
+        num_needed = _count_needed(measures, num_before, is_enough)
+        if num_needed is not None and num_needed < len(measures):
+            updated, updated_dual, _ = take_steps(rows, dual, num_needed - num_before)
+            del measures[num_needed:]
+        rows = updated
+        dual = updated_dual
+        if num_needed is not None:
+            break
+        if batch_size > 1:
+            batch_size = min(2 * batch_size, _LARGEST_BATCH)
+    return UpdatedRows(rows, dual, measures)
 
 
-def _count_needed(
-    measures: Sequence[np.ndarray], num_before: int, is_enough: IsEnough
-) -> int | None:
+def _count_needed(measures: list[list[float]], num_before: int, is_enough: IsEnough) -> int | None:
     """Return how many steps are enough, if any; the first `num_before` are not.
 
-    >>> _count_needed([4, 2, 1], 1, lambda measures: measures[-1] < 3)
+    >>> _count_needed([[4.0], [2.0], [1.0]], 1, lambda first, last: last[0] < 3)
     2
     """
-    for count in range(num_before + 1, len(measures) + 1):
-        if is_enough(measures[:count]):
-            return count
+    for step in range(num_before, len(measures)):
+        if is_enough(measures[0], measures[step]):
+            return step + 1
     return None
