@@ -11,7 +11,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module
 from ..engines import engine_of
 from ..engines.row_rules import Method, Operator, RowRule
-from ..loop.row_updates import BATCH_SIZE, TakeSteps, run_steps
+from ..loop.row_updates import BATCH_SIZE, TakeSteps, UpdatedRows, run_steps
 from ..spread.array_admm import Projection, step_blocks, step_whole
 from ..spread.row_shards import RowShards, update_rows
 
@@ -80,25 +80,46 @@ class Admm:
         """Return the factor after some steps from the last one."""
         inverse, penalty = engine_of(gram).invert_penalized(gram)
         constraint = self._constraints[mode]
-        updated = run_steps(
-            _choose_steps(constraint, product, inverse, penalty),
-            factor,
-            self._num_steps,
-            self._is_enough,
-            self._duals[mode],
-            # An operator that sees all rows is called step by step: no step is taken in vain.
-            batch_size=BATCH_SIZE if constraint.is_separable else 1,
-        )
+        take_whole = partial(step_whole, constraint.project, product, penalty, inverse)
+        if constraint.operator is not None:
+            rule = RowRule(Method.ADMM, constraint.operator, constraint.strength)
+            take_rows = partial(update_rows, rule, product, inverse, penalty)
+            updated = self._run(take_rows, factor, mode)
+            if constraint.operator is Operator.NON_NEGATIVE and _has_zeros_alone(updated):
+                updated = self._run(take_whole, factor, mode, batch_size=1)
+        elif constraint.is_separable:
+            take_blocks = partial(step_blocks, constraint.project, product, penalty, inverse)
+            updated = self._run(take_blocks, factor, mode)
+        else:
+            # Step by step: an operator that sees all rows need not be called in vain.
+            updated = self._run(take_whole, factor, mode, batch_size=1)
         self._duals[mode] = updated.dual
         self.violations[mode] = math.inf
         if updated.measures:
             self.violations[mode] = _measure_violation(updated.measures[-1], factor.dtype)
         return updated.rows
 
+    def _run(
+        self, take_steps: TakeSteps, factor: Array, mode: int, batch_size: int = BATCH_SIZE
+    ) -> UpdatedRows:
+        """Take steps until they are enough."""
+        dual = self._duals[mode]
+        return run_steps(
+            take_steps, factor, self._num_steps, self._is_enough, dual, batch_size=batch_size
+        )
+
     def _is_enough(self, first: Sequence[float], last: Sequence[float]) -> bool:
         """Return whether TensorLy stops here: the factor and its copy agree, and stay."""
         gap, size, change, dual_size = np.sqrt(last)
         return bool(gap < self._tol * size and change < self._tol * dual_size)
+
+
+def _has_zeros_alone(updated: UpdatedRows) -> bool:
+    """Return whether a step has left no element above zero.
+
+    There TensorLy's operator is another one, `clip_negative`, which sees all rows.
+    """
+    return any(size == 0 for _, size, _, _ in updated.measures)
 
 
 def _measure_violation(measures: Sequence[float], dtype: np.dtype) -> float:
@@ -121,14 +142,3 @@ def _make_zeros(factor: Any) -> Any:
     if isinstance(factor, RowShards):
         return RowShards.scatter(zeros, factor.sharding)
     return zeros
-
-
-def _choose_steps(
-    constraint: ModeConstraint, product: Array, inverse: Array, penalty: Array
-) -> TakeSteps:
-    """Choose how steps are taken: by a kernel, by blocks of rows, or with all rows at once."""
-    if constraint.operator is not None:
-        rule = RowRule(Method.ADMM, constraint.operator, constraint.strength)
-        return partial(update_rows, rule, product, inverse, penalty)
-    step = step_blocks if constraint.is_separable else step_whole
-    return partial(step, constraint.project, product, penalty, inverse)

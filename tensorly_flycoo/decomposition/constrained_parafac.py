@@ -31,7 +31,7 @@ from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .admm import Admm, ModeConstraint
 from .parafac import parafac
-from .proximal import fit_monotone, fit_unimodal, project_rows
+from .proximal import clip_negative, fit_monotone, fit_unimodal, project_rows
 
 #: The parameter of a constraint: one for all modes, one per mode, or a dict for some modes.
 Constraint: TypeAlias = Any
@@ -275,6 +275,8 @@ def _choose_constraints(options: dict[str, Constraint], ndim: int) -> list[ModeC
 
 def _constrain_rows(operator: Operator, strength: float) -> ModeConstraint:
     """Return a constraint whose operator the kernels have."""
+    if operator is Operator.NON_NEGATIVE:
+        return ModeConstraint(clip_negative, operator)
     project = partial(project_rows, operator=operator, strength=strength)
     return ModeConstraint(project, operator, strength)
 

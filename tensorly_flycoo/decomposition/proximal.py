@@ -29,6 +29,17 @@ def project_rows(rows: Array, operator: Operator, strength: float) -> Array:
     return rows
 
 
+def clip_negative(factor: Array) -> Array:
+    """Set negative elements to zero; if all are negative, all to the largest, as TensorLy does.
+
+    So ADMM leaves a start that is far too large: after steps to zeros it would stay there.
+
+    >>> clip_negative(np.array([-1.0, 2.0])), clip_negative(np.array([-1.0, -2.0]))
+    (array([0., 2.]), array([-1., -1.]))
+    """
+    return np.clip(factor, 0, np.max(factor))
+
+
 def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
     """Find a monotone sequence near each column, as TensorLy's `monotonicity_prox` does.
 

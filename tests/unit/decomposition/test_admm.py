@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import sparse
+import tensorly as tl
 from sparse_problems import community_coo, densification_alarm
+from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, Progress
 from tensorly_flycoo.decomposition import (
@@ -178,6 +180,28 @@ def test_masks_with_momentum():
     _, plain = non_negative_parafac(x, RANK, **options)
     _, errors = non_negative_parafac(x, RANK, linesearch="nesterov", **options)
     assert errors[-1] <= plain[-1]
+
+
+def test_a_start_that_is_far_too_large_is_left_as_tensorly_leaves_it():
+    """Where all elements of a step are negative TensorLy's operator does not make them zero."""
+    coo = community_coo(SHAPE, seed=1)
+    _, factors = make_guess()
+    options = {
+        "init": CPTensor((None, [30 * factor for factor in factors])),
+        "non_negative": True,
+        "n_iter_max": 5,
+        "return_errors": True,
+    }
+    with tl.backend_context("numpy"):
+        expected, expected_errors = tl.decomposition.constrained_parafac(
+            coo.todense(), RANK, **options
+        )
+    with tl.backend_context("flycoo"):
+        found, errors = constrained_parafac(FlycooTensor.from_coo(coo), RANK, **options)
+    assert errors[-1] < 0.9
+    np.testing.assert_allclose(errors, expected_errors, rtol=1e-9)
+    for first, second in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_allclose(first, second, rtol=0, atol=1e-9 * abs(second).max())
 
 
 @pytest.mark.usefixtures("flycoo_backend")
