@@ -185,19 +185,19 @@ def test_masks_with_momentum():
 def test_a_start_that_is_far_too_large_is_left_as_tensorly_leaves_it():
     """Where all elements of a step are negative TensorLy's operator does not make them zero."""
     coo = community_coo(SHAPE, seed=1)
-    _, factors = make_guess()
-    options = {
-        "init": CPTensor((None, [30 * factor for factor in factors])),
-        "non_negative": True,
-        "n_iter_max": 5,
-        "return_errors": True,
-    }
+    options = {"non_negative": True, "n_iter_max": 5, "return_errors": True}
+
+    def make_start():  # TensorLy's function replaces the factors of the one that it gets
+        _, factors = make_guess()
+        return CPTensor((None, [30 * factor for factor in factors]))
+
     with tl.backend_context("numpy"):
         expected, expected_errors = tl.decomposition.constrained_parafac(
-            coo.todense(), RANK, **options
+            coo.todense(), RANK, init=make_start(), **options
         )
     with tl.backend_context("flycoo"):
-        found, errors = constrained_parafac(FlycooTensor.from_coo(coo), RANK, **options)
+        x = FlycooTensor.from_coo(coo)
+        found, errors = constrained_parafac(x, RANK, init=make_start(), **options)
     assert errors[-1] < 0.9
     np.testing.assert_allclose(errors, expected_errors, rtol=1e-9)
     for first, second in zip(found.factors, expected.factors, strict=True):
