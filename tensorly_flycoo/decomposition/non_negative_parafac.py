@@ -11,6 +11,7 @@ from ..base.checks import check_choice
 from ..engines.row_rules import Method, RowRule
 from ..loop.acceleration import start_momentum
 from ..loop.alternating import AlternatingSweep, normalize_cp
+from ..loop.cp_model import drop_ones
 from ..loop.guarding import describe_as
 from ..loop.masks import ImputedTensor, find_missing
 from ..loop.momentum import NESTEROV
@@ -102,6 +103,8 @@ def non_negative_parafac(
         normalize_factors=normalize_factors,
         by_blocks=missing is None,
     )
+    if not normalize_factors and missing is None:
+        model.weights = drop_ones(model.weights)  # which would be multiplied by
     sweep = AlternatingSweep(
         solver="non_negative_parafac",
         model=model,

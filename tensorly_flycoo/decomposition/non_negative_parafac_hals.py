@@ -11,6 +11,7 @@ from ..base.checks import check_choice, spread_numbers, warn
 from ..engines.tall import solve
 from ..loop.acceleration import start_momentum
 from ..loop.alternating import AlternatingSweep, normalize_cp
+from ..loop.cp_model import drop_ones
 from ..loop.guarding import describe_as
 from ..loop.hals import improve
 from ..loop.momentum import NESTEROV
@@ -116,6 +117,8 @@ def non_negative_parafac_hals(
         normalize_factors=normalize_factors,
         by_blocks=True,
     )
+    if not normalize_factors:
+        model.weights = drop_ones(model.weights)  # which would be multiplied by
     rule = HalsCp(constrained, penalties, strengths, exact)
     sweep = AlternatingSweep(
         solver="non_negative_parafac_hals",

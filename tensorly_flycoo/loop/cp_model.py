@@ -65,9 +65,12 @@ def combine_grams(
     """
     xp = array_module(like)
     rank = like.shape[1]
-    product = xp.ones((rank, rank), dtype or like.dtype)
-    for gram in grams:
-        product = product * gram
+    if len(grams) > 1:
+        product = reduce(mul, grams)
+    elif grams:
+        product = grams[0].copy()  # the caller's may be kept
+    else:
+        product = xp.ones((rank, rank), dtype or like.dtype)
     if ridge:
         product = product + ridge * xp.eye(rank, dtype=product.dtype)
     if weights is None:
@@ -92,6 +95,15 @@ def residual_square(
         gram = multiply_grams(weights, factors)
     model_square = gram.sum(dtype=np.float64)
     return np.abs(tensor_square + model_square - 2 * inner)
+
+
+def drop_ones(weights: Array) -> Array | None:
+    """Return weights, or None, which stands for ones, if they are that.
+
+    >>> drop_ones(np.ones(3)), drop_ones(np.array([1.0, 2.0]))
+    (None, array([1., 2.]))
+    """
+    return None if (move(weights, np) == 1).all() else weights
 
 
 def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
