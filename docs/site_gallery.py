@@ -29,6 +29,7 @@ EXAMPLES = {
     "compare_with_tensorly": None,
     "benchmark_als": None,
     "benchmark_rivals": None,
+    "benchmark_admm": None,
     "benchmark_ranks": None,
     "benchmark_sparse": None,
     "benchmark_parafac2": None,

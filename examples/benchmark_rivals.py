@@ -174,23 +174,34 @@ def measure_program(path, arrays, counts):
             yield "als", threads, min(map(float, seconds))
 
 
+def open_library(path, arrays):
+    """Load another library and hand it the nonzeros; return it and what its calls take first."""
+    library = ctypes.CDLL(str(path))
+    library.rival_open.restype = ctypes.c_void_p
+    shape, coords, values = arrays["shape"], arrays["coords"], arrays["values"]
+    rival = library.rival_open(
+        ctypes.c_int(shape.size),
+        ctypes.c_int64(values.size),
+        *(ctypes.c_void_p(array.ctypes.data) for array in (shape, coords, values)),
+        ctypes.c_int(arrays["factor0"].shape[1]),
+    )
+    return library, ctypes.c_void_p(rival)
+
+
+def point_to(factors):
+    """Return what C calls an array of pointers to the factors."""
+    return (ctypes.c_void_p * len(factors))(*(factor.ctypes.data for factor in factors))
+
+
 def measure_library(path, arrays, counts):
     """Yield the seconds of a library's sweeps: setting, threads, seconds."""
-    library = ctypes.CDLL(str(path))
-    library.rival_open.restype = library.rival_output.restype = ctypes.c_void_p
-    coords, values, shape = arrays["coords"], arrays["values"], arrays["shape"]
+    library, rival = open_library(path, arrays)
+    library.rival_output.restype = ctypes.c_void_p
+    shape = arrays["shape"]
     factors = [arrays[f"factor{mode}"] for mode in range(shape.size)]
-    pointers = (ctypes.c_void_p * shape.size)(*(factor.ctypes.data for factor in factors))
-    number = np.ctypeslib.as_ctypes_type(values.dtype)
+    pointers = point_to(factors)
+    number = np.ctypeslib.as_ctypes_type(arrays["values"].dtype)
     rank = factors[0].shape[1]
-    rival = ctypes.c_void_p(
-        library.rival_open(
-            ctypes.c_int(shape.size),
-            ctypes.c_int64(values.size),
-            *(ctypes.c_void_p(array.ctypes.data) for array in (shape, coords, values)),
-            ctypes.c_int(rank),
-        )
-    )
 
     def run(mode):
         library.rival_mttkrp(rival, mode)
@@ -221,9 +232,9 @@ def work(tool, path, counts, channel):
         print(json.dumps(row), file=channel, flush=True)
 
 
-def measure(tool, path, counts, limit_s):
-    """Run one tool in a process of its own; return {setting: {threads: seconds}}."""
-    most = str(counts[0] if get_name(tool) in ONE_COUNT else max(counts))
+def run_worker(script, job, num_threads, limit_s=None):
+    """Run a script's worker for one tool, the job's first entry; return the figures it wrote."""
+    tool, most = job[0], str(num_threads)
     environment = os.environ | {
         "NUMBA_NUM_THREADS": most,
         "TENSORLY_FLYCOO_DEVICE": "cpu",
@@ -231,7 +242,7 @@ def measure(tool, path, counts, limit_s):
         "OMP_PLACES": "threads",
         "OMP_PROC_BIND": "false" if tool == "flycoo" else "spread",
     }
-    command = [sys.executable, __file__, "--worker", json.dumps([str(tool), str(path), counts])]
+    command = [sys.executable, script, "--worker", json.dumps(job)]
     try:
         process = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=limit_s
@@ -241,8 +252,15 @@ def measure(tool, path, counts, limit_s):
         output, errors = (expired.stdout or b"").decode(), f"stopped after {limit_s:.0f} s"
     if errors:
         print(f"{get_name(tool)}: {errors.strip()[-500:]}")
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def measure(tool, path, counts, limit_s):
+    """Run one tool in a process of its own; return {setting: {threads: seconds}}."""
+    most = counts[0] if get_name(tool) in ONE_COUNT else max(counts)
     times = {}
-    for setting, threads, seconds in map(json.loads, output.splitlines()):
+    figures = run_worker(__file__, [str(tool), str(path), counts], most, limit_s)
+    for setting, threads, seconds in figures:
         times.setdefault(setting, {})[threads] = seconds
     return times
 
@@ -284,28 +302,33 @@ def print_rows(rows, counts):
         print("".join(f"{figure:10.2f}" for figure in times), flush=True)
 
 
-def parse(argv):
-    """Parse the options."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[3])
-    parser.add_argument("libraries", nargs="*", type=Path, help="NAME-float64.so, for example")
-    parser.add_argument("--tensors", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--dtype", default="float64", choices=("float64", "float32"))
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--limit-s", type=float, default=1800, help="stop after so many seconds")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+def add_options(parser):
+    """Add the options of every comparison with other libraries."""
+    add = parser.add_argument
+    add("libraries", nargs="*", type=Path, help="NAME-float64.so, for example")
+    add("--tensors", nargs="+", choices=NAMES, default=NAMES)
+    add("--threads", nargs="+", type=int, default=[1, 2])
+    add("--rank", type=int, default=16)
+    add("--json", type=Path, help="write the figures to this file")
+    add("--worker", help=argparse.SUPPRESS)
+
+
+def work_apart(work, job):
+    """Call `work` with a job from `run_worker`; what a library prints goes to stderr."""
+    with os.fdopen(os.dup(1), "w") as channel:
+        os.dup2(2, 1)
+        work(*json.loads(job), channel)
 
 
 def main(argv=None):
     """Run the benchmark and print its tables."""
-    options = parse(argv)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[3])
+    add_options(parser)
+    parser.add_argument("--dtype", default="float64", choices=("float64", "float32"))
+    parser.add_argument("--limit-s", type=float, default=1800, help="stop after so many seconds")
+    options = parser.parse_args(argv)
     if options.worker:
-        # What a library prints goes to stderr.
-        with os.fdopen(os.dup(1), "w") as channel:
-            os.dup2(2, 1)
-            work(*json.loads(options.worker), channel)
+        work_apart(work, options.worker)
         return []
     options.libraries = [path.resolve() for path in options.libraries]
     rows, end = [], time.monotonic() + options.limit_s
