@@ -13,8 +13,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..engines import tall
-from ..engines.row_rules import NUM_MEASURES, RowRule
-from ..spread import row_shards
+from ..engines.row_rules import NUM_MEASURES, Method, RowRule
+from ..spread import array_admm, row_shards
 from .cluster import Cluster, Kind, RemoteObject, WorkerHandle
 from .messages import SITE
 
@@ -272,6 +272,14 @@ def _update_rows(
     ]
 
 
+def _step_rows(
+    targets: Any, rows: Any, dual: Any, project: Any, num_steps: int, *_: Any
+) -> list[Kind]:
+    """Find the same of steps of ADMM with an operator of a user's own."""
+    rule = RowRule(Method.ADMM)
+    return _update_rows(targets, rows, dual, rule, num_steps)
+
+
 #: NumPy's functions and our own, and what they return.
 _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     operator.getitem: _take,
@@ -288,6 +296,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     row_shards.solve_block: lambda rows, matrix: (rows.shape, rows.dtype),
     tall.qr: _factorise,
     row_shards.update_block: _update_rows,
+    array_admm.step_shard: _step_rows,
 }
 
 

@@ -97,13 +97,15 @@ def residual_square(
     return np.abs(tensor_square + model_square - 2 * inner)
 
 
-def drop_ones(weights: Array) -> Array | None:
-    """Return weights, or None, which stands for ones, if they are that.
+def drop_ones(weights: Array | None) -> Array | None:
+    """Return weights (R,), or None, which stands for ones, if they are that.
 
     >>> drop_ones(np.ones(3)), drop_ones(np.array([1.0, 2.0]))
     (None, array([1., 2.]))
     """
-    return None if (move(weights, np) == 1).all() else weights
+    if weights is None or (move(weights, np) == 1).all():
+        return None
+    return weights
 
 
 def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:

@@ -233,6 +233,11 @@ def test_parafac_from_its_own_start(x, init, monkeypatch):
     run_everywhere(decompose, x, monkeypatch)
 
 
+def halve_small(rows):
+    """A proximal operator of one's own."""
+    return np.where(abs(rows) < 0.1, rows / 2, rows)
+
+
 NON_NEGATIVE = [
     (non_negative_parafac, {}),
     (non_negative_parafac, {"normalize_factors": True}),
@@ -241,6 +246,10 @@ NON_NEGATIVE = [
     (decomposition.parafac, {"smoothness": {0: 5.0}}),
     (constrained_parafac, {"smoothness": 0.1}),
     (constrained_parafac, {"non_negative": True}),
+    (constrained_parafac, {"group_lasso": 0.001}),
+    (decomposition.constrained_parafac, {"prox": halve_small}),
+    (decomposition.constrained_parafac, {"non_negative": True, "linesearch": "nesterov"}),
+    (decomposition.non_negative_parafac, {"linesearch": "nesterov"}),
     (constrained_parafac, {"l2_reg": 0.001}),
     pytest.param(constrained_parafac, {"l1_reg": 0.001}, marks=pytest.mark.slow),
 ]

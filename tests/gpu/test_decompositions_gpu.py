@@ -280,3 +280,32 @@ def test_regressors_refuse(kind):
     for regressor in (tl.regression.CPRegressor(2), tl.regression.TuckerRegressor([2, 2])):
         with pytest.raises(DensifyError, match="would make a dense array"):
             regressor.fit(x, cupy.ones(SHAPE[0]))
+
+
+def halve_small(rows):
+    """A proximal operator of one's own, for arrays of either kind."""
+    return rows.clip(0) - 0.5 * rows.clip(0, 0.1)
+
+
+@BOTH_PRECISIONS
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("constrained_parafac", {"prox": halve_small}),
+        ("constrained_parafac", {"non_negative": True, "linesearch": "nesterov"}),
+        ("non_negative_parafac", {"linesearch": "nesterov"}),
+        ("non_negative_parafac_hals", {"exact": True}),
+    ],
+)
+def test_options_of_ours_give_the_errors_of_the_cpu(name, options, dtype, kind):
+    """Ten iterations; rounding may decide where an inner loop or a step of momentum ends."""
+    coo = community_coo(SHAPE, dtype, seed=1)
+    options = {"init": "random", "random_state": 0, "n_iter_max": 10, **options}
+    errors = []
+    for device in ("cpu", "cuda"):
+        with tl.backend_context("flycoo"):
+            x = FlycooTensor.from_coo(coo, device=device)
+            result = getattr(decomposition, name)(x, RANK, return_errors=True, **options)
+        errors.append([float(error) for error in result[1]])
+    bound = {"float32": 1e-3, "float64": 1e-6}[dtype]
+    np.testing.assert_allclose(errors[1], errors[0], rtol=0, atol=bound)
