@@ -43,12 +43,16 @@ def solve_nonnegative(
 
     def is_enough(first: Sequence[float], last: Sequence[float]) -> bool:
         first_error, _ = first
-        error, num_changes = last
-        return error < tolerance * first_error or num_changes == 0
+        error, _ = last
+        return error < tolerance * first_error
+
+    def is_final(measures: Sequence[float]) -> bool:
+        _, num_changes = measures
+        return num_changes == 0
 
     rule = RowRule(Method.HALS, strength=sparsity or 0.0)
     take_sweeps = partial(update_rows, rule, targets, gram, None)
-    return run_steps(take_sweeps, rows, num_sweeps, is_enough).rows
+    return run_steps(take_sweeps, rows, num_sweeps, is_enough, is_final=is_final).rows
 
 
 def improve(

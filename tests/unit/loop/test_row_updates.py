@@ -57,3 +57,16 @@ def test_no_steps():
     rows = np.array([1.0])
     result = run_steps(Halving().take_steps, rows, 0, lambda first, last: True, dual=3)
     assert result == (rows, 3, [])
+
+
+def test_steps_after_a_final_one_are_not_taken_back():
+    rule = Halving()
+    result = run_steps(
+        rule.take_steps,
+        np.array([1.0]),
+        num_steps=20,
+        is_enough=lambda first, last: False,
+        is_final=lambda measures: measures[0] == 0.5**4,
+    )
+    assert rule.passes == [10]
+    assert len(result.measures) == 4
