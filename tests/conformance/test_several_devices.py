@@ -247,7 +247,7 @@ NON_NEGATIVE = [
     (constrained_parafac, {"smoothness": 0.1}),
     (constrained_parafac, {"non_negative": True}),
     (constrained_parafac, {"group_lasso": 0.001}),
-    (decomposition.constrained_parafac, {"prox": halve_small}),
+    pytest.param(decomposition.constrained_parafac, {"prox": halve_small}, id="prox"),
     (decomposition.constrained_parafac, {"non_negative": True, "linesearch": "nesterov"}),
     (decomposition.non_negative_parafac, {"linesearch": "nesterov"}),
     (constrained_parafac, {"l2_reg": 0.001}),

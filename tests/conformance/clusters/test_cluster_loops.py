@@ -122,7 +122,7 @@ LOOPS = [
     pytest.param("non_negative_parafac_hals", {"smoothness": {0: 5.0}}, marks=pytest.mark.slow),
     pytest.param("non_negative_parafac_hals", {"init": "svd"}, marks=pytest.mark.slow),
     ("constrained_parafac", {"non_negative": True}),
-    ("constrained_parafac", {"prox": halve_small}),
+    pytest.param("constrained_parafac", {"prox": halve_small}, id="prox"),
     pytest.param("constrained_parafac", {"group_lasso": 0.001}, marks=pytest.mark.slow),
     # The steps of this one wait for the workers hundreds of times.
     pytest.param("constrained_parafac", {"l2_reg": 0.001}, marks=pytest.mark.slow),
