@@ -18,7 +18,7 @@ class _KnownGram(NamedTuple):
 
 
 class FactorGrams:
-    """What is known of the factors of a run, whose arrays nobody writes to meanwhile."""
+    """The Gram matrices that are known of a run's factors, to which nobody writes meanwhile."""
 
     def __init__(self) -> None:
         self._known: dict[int, _KnownGram] = {}  # by mode

@@ -1,6 +1,5 @@
 """ADMM with a proximal operator that is a Python function of arrays, not one of the kernels'."""
 
-import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -8,8 +7,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, remote_aware
 from ..engines.tall import multiply
-from ..format.tree import fold_tree
-from .row_shards import RowShards
+from .row_shards import take_steps
 
 #: A proximal operator: maps a factor (I, R), or some of its rows, to an array of the same shape.
 Projection: TypeAlias = Callable[[Any], Any]
@@ -56,14 +54,7 @@ def step_blocks(
     num_steps: int,
 ) -> tuple[Any, Any, Array]:
     """Take the same steps with an operator of single rows: block by block, all steps of each."""
-    arguments = (rows, dual, project, num_steps, penalty)
-    if not isinstance(targets, RowShards):
-        return step_shard(targets, *arguments, inverse)
-    results = targets.apply(step_shard, *arguments, matrix=inverse)
-    blocks, duals, parts = zip(*results, strict=True)
-    sharding = targets.sharding
-    measures = fold_tree(sharding.devices.collect(parts), operator.add)
-    return RowShards(blocks, sharding), RowShards(duals, sharding), measures
+    return take_steps(step_shard, targets, rows, dual, project, num_steps, penalty, matrix=inverse)
 
 
 @remote_aware

@@ -462,23 +462,30 @@ def update_rows(
     dual: Any,
     num_steps: int,
 ) -> tuple[Any, Any, Array]:
-    """Run `Engine.update_rows` on a factor, which may be row-sharded.
-
-    Measures of blocks are added on the first device.
-    """
-    if not isinstance(targets, RowShards):
-        updated, updated_dual, measures = update_block(
-            targets, rows, dual, rule, num_steps, penalty, matrix
-        )
-    else:
-        results = targets.apply(update_block, rows, dual, rule, num_steps, penalty, matrix=matrix)
-        blocks, duals, parts = zip(*results, strict=True)
-        updated = RowShards(blocks, targets.sharding)
-        updated_dual = RowShards(duals, targets.sharding)
-        measures = fold_tree(targets.sharding.devices.collect(parts), operator.add)
+    """Run `Engine.update_rows` on a factor, which may be row-sharded."""
+    updated, updated_dual, measures = take_steps(
+        update_block, targets, rows, dual, rule, num_steps, penalty, matrix=matrix
+    )
     if dual is None:
         return updated, None, measures
     return updated, updated_dual, measures
+
+
+def take_steps(
+    function: Callable[..., tuple[Any, Any, Array]], targets: Any, *operands: Any, matrix: Array
+) -> tuple[Any, Any, Array]:
+    """Call a function that returns rows, their dual variable and measures, on each block.
+
+    Measures of blocks are added on the first device. Targets that are not row-sharded are one
+    block. `matrix`, whole, is the function's last argument.
+    """
+    if not isinstance(targets, RowShards):
+        return function(targets, *operands, matrix)
+    results = targets.apply(function, *operands, matrix=matrix)
+    blocks, duals, parts = zip(*results, strict=True)
+    sharding = targets.sharding
+    measures = fold_tree(sharding.devices.collect(parts), operator.add)
+    return RowShards(blocks, sharding), RowShards(duals, sharding), measures
 
 
 @remote_aware

@@ -29,8 +29,8 @@ _CACHED_ROWS = 64
 
 def multiply_transposed(a: Array, b: Array) -> Array:
     """Compute ``a.T @ b`` of two tall matrices (I, J) and (I, K) of one dtype."""
-    a = _require(a)
-    b = _require(b)
+    a = make_readable(a)
+    b = make_readable(b)
     no_matrix = np.empty((0, b.shape[1]))
     return _run(a, no_matrix, a, b, a.shape[1]).astype(a.dtype)
 
@@ -38,7 +38,7 @@ def multiply_transposed(a: Array, b: Array) -> Array:
 def multiply_rows(rows: Array, matrix: Array) -> Array:
     """Compute ``rows @ matrix`` of a tall matrix (I, J) and a small one (J, K)."""
     product = np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
-    _run(_require(rows), matrix, product, product, 0)
+    _run(make_readable(rows), matrix, product, product, 0)
     return product
 
 
@@ -49,11 +49,11 @@ def solve_rows(rows: Array, inverse: Array) -> tuple[Array, Array, float]:
     and the inner product of `rows` and y. So rows are read from memory once, and y is only written.
     """
     y = np.empty(rows.shape, rows.dtype)
-    *gram_rows, products = _run(_require(rows), inverse, y, y, y.shape[1] + 1)
+    *gram_rows, products = _run(make_readable(rows), inverse, y, y, y.shape[1] + 1)
     return y, np.stack(gram_rows).astype(y.dtype), float(products.sum())
 
 
-def _require(matrix: Array) -> Array:
+def make_readable(matrix: Array) -> Array:
     """Return a matrix as the kernels were compiled for; a copy only if need be."""
     if matrix.flags.carray:
         return matrix
@@ -62,7 +62,7 @@ def _require(matrix: Array) -> Array:
 
 def _run(rows: Array, matrix: Array, left: Array, right: Array, num_sums: int) -> Array:
     """Run `_multiply_blocks`, and add up the sums of all blocks: (num_sums, K), in float64."""
-    exact_matrix = _require(matrix.astype(float, copy=False))
+    exact_matrix = make_readable(matrix.astype(float, copy=False))
     num_rows, num_columns = right.shape
     # Blocks depend on the shape alone, so that sums do not depend on the number of threads.
     least = max(_MIN_BLOCK_ROWS, _ROWS_PER_COLUMN * num_columns)
@@ -145,8 +145,8 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
     """See `Engine.combine_rows`; rows that stand for no indices are zero."""
     combined = factors[-1]
     for n in range(len(factors) - 2, -1, -1):
-        outer = _require(factors[n])
-        inner = _require(combined)
+        outer = make_readable(factors[n])
+        inner = make_readable(combined)
         num_bits = bits[n]
         combined = np.empty((len(outer) << num_bits, outer.shape[1]), outer.dtype)
         # So many threads that the others do not wait for the cache of one when they read it.
@@ -185,7 +185,7 @@ def contract_rows(
         outer = combine_rows(before, [b - outer_bits for b in bits[:place]])
     if after:
         inner = combine_rows(after, bits[place + 1 :])
-    arrays = (_require(rows), _require(outer), _require(inner))
+    arrays = (make_readable(rows), make_readable(outer), make_readable(inner))
     bits_below = (outer_bits, bits[place])
     lanes = (0,) * count_lanes(out)
     threads.launch(_contract, out.shape[0], arrays, bits_below, out, lanes, work_ns=rows.size)

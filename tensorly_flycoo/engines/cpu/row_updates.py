@@ -23,6 +23,7 @@ from .mttkrp import (
     point_at_row,
     store_row,
 )
+from .products import make_readable
 from .subnormals import begin_flushing, end_flushing
 
 #: Bytes of a chunk of a matrix: six of them fit a core's nearest cache of 32 KB.
@@ -58,8 +59,12 @@ def update_rows(
     sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
     num_blocks = -(-num_rows // sizes[1])
     measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
-    system = (_require(targets), np.ascontiguousarray(matrix, dtype), dtype.type(rule.strength))
-    before = _require(rows)
+    system = (
+        make_readable(targets),
+        np.ascontiguousarray(matrix, dtype),
+        dtype.type(rule.strength),
+    )
+    before = make_readable(rows)
     lanes = (0,) * count_lanes(updated)
     work_ns = rows.size * num_steps * (rank + 8) / 8
     updated_dual = None
@@ -73,7 +78,7 @@ def update_rows(
             sizes,
             system,
             (int(rule.operator), dtype.type(penalty)),
-            (before, _require(dual)),
+            (before, make_readable(dual)),
             (updated, updated_dual),
             measures,
             lanes,
@@ -104,13 +109,6 @@ def update_rows(
             work_ns=work_ns,
         )
     return updated, updated_dual, measures.sum(axis=0)
-
-
-def _require(matrix: Array) -> Array:
-    """Return a matrix as the kernels were compiled for; a copy only if need be."""
-    if matrix.flags.carray:
-        return matrix
-    return np.require(matrix, requirements=("C", "A", "W"))
 
 
 def _choose_sizes(num_rows: int, rank: int, itemsize: int, method: Method) -> tuple[int, int]:
@@ -146,19 +144,13 @@ def _multiply_chunk(rows: Array, matrix: Array, product: Array, size: int, lanes
 
 
 @subroutine
-def _load(chunk: Array, matrix: Array, start: int, size: int) -> None:
-    """Copy rows of a matrix to a chunk."""
+def _copy_rows(
+    target: Array, target_start: int, source: Array, source_start: int, size: int
+) -> None:
+    """Copy `size` rows of a matrix to another one, which a chunk may be."""
     for i in range(np.uint64(size)):
-        for r in range(np.uint64(matrix.shape[1])):
-            chunk[i, r] = matrix[np.uint64(start) + i, r]
-
-
-@subroutine
-def _store(matrix: Array, chunk: Array, start: int, size: int) -> None:
-    """Copy a chunk to rows of a matrix."""
-    for i in range(np.uint64(size)):
-        for r in range(np.uint64(matrix.shape[1])):
-            matrix[np.uint64(start) + i, r] = chunk[i, r]
+        for r in range(np.uint64(source.shape[1])):
+            target[np.uint64(target_start) + i, r] = source[np.uint64(source_start) + i, r]
 
 
 @subroutine
@@ -247,9 +239,9 @@ def _run_admm(
         for start in range(block * block_rows, end, chunk_rows):
             size = min(chunk_rows, end - start)
             count = np.uint64(size * rank)
-            _load(target, targets, start, size)
-            _load(rows, rows_before, start, size)
-            _load(dual, dual_before, start, size)
+            _copy_rows(target, 0, targets, start, size)
+            _copy_rows(rows, 0, rows_before, start, size)
+            _copy_rows(dual, 0, dual_before, start, size)
             for step in range(measures.shape[1]):
                 # Flat, for loops over few columns would not become vector instructions.
                 m = target.reshape(-1)
@@ -268,8 +260,8 @@ def _run_admm(
                     d[e] += new[e] - y[e]
                 _measure_step(new, y, x, d, count, measures[block, step])
                 rows, projected = projected, rows
-            _store(rows_after, rows, start, size)
-            _store(dual_after, dual, start, size)
+            _copy_rows(rows_after, start, rows, 0, size)
+            _copy_rows(dual_after, start, dual, 0, size)
     end_flushing(control)
 
 
@@ -299,15 +291,15 @@ def _multiply(
         end = min((block + 1) * block_rows, num_rows)
         for start in range(block * block_rows, end, chunk_rows):
             size = min(chunk_rows, end - start)
-            _load(target, targets, start, size)
-            _load(rows, before, start, size)
+            _copy_rows(target, 0, targets, start, size)
+            _copy_rows(rows, 0, before, start, size)
             for _ in range(num_steps):
                 _multiply_chunk(rows, gram, product, size, lanes)
                 for e in range(np.uint64(size * rank)):
                     wanted = least if m[e] < least else m[e]  # nan stays nan
                     reached = least if y[e] < least else y[e]
                     x[e] = x[e] * wanted / reached
-            _store(after, rows, start, size)
+            _copy_rows(after, start, rows, 0, size)
     end_flushing(control)
 
 
