@@ -17,6 +17,7 @@ from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
 from .entries import PieceEntries
+from .narrow_rows import NarrowRows
 from .row_rules import RowRule
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -105,6 +106,7 @@ class Engine(Primitives, ABC):
     ) -> None:
         """Write the MTTKRP of `mode` to `out`, its columns times the weights.
 
+        The factors may be narrow, all of them: the `rows` of `narrow_rows`, without their scales.
         With `stays`, the layout "remap" stays in `mode`.
         """
 
@@ -141,6 +143,15 @@ class Engine(Primitives, ABC):
         """
 
     # Computing
+
+    @abstractmethod
+    def narrow_rows(self, factor: Array, scales: Array | None = None) -> NarrowRows:
+        """Return the narrow copy of a factor (I, R) with neighbouring columns.
+
+        The scales (R,) are found unless they are given; then they are no less than the largest
+        magnitude of each column. A column of zeros has the scale 0. One with an inf or nan has the
+        scale nan, and arbitrary numbers.
+        """
 
     @abstractmethod
     def combine_rows(self, factors: Sequence[Array], bits: Sequence[int]) -> Array:
