@@ -21,11 +21,12 @@ from ..loop.least_squares import FactorSolver, LeastSquares, OwnSolver, Tensorly
 from ..loop.line_search import LineSearch
 from ..loop.masks import ImputedTensor, MissingEntries, find_missing
 from ..loop.momentum import NESTEROV
+from ..loop.precision import NarrowFactors, OnceWhole, narrow_factors
 from ..loop.ranks import find_cp_rank
 from ..loop.run import Accelerator, Callback, Run, find_state, only_reads
 from ..loop.smoothness import Smoothness, read_smoothness
 from ..loop.starting import list_free_modes, start
-from ..loop.stopping import Converged
+from ..loop.stopping import Converged, Stop
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import Mask, SparseData, as_flycoo
 from ..tensor.tensor import FlycooTensor
@@ -224,10 +225,29 @@ def parafac(
 
     # Run TensorLy's own loop if it can do all that is asked for, else ours.
     is_resumed = isinstance(init, Resumed)
+    narrow = None
+    if missing is None:
+        narrow = _narrow_factors(x, strengths, options)
     needs_own_loop = is_resumed or options.is_accelerated or any(strengths)
-    if missing is None and not needs_own_loop:
+    if missing is None and narrow is None and not needs_own_loop:
         return _run_tensorly_loop(WholeTensor(x), options)
-    return _run_own_loop(x, missing, strengths, options)
+    return _run_own_loop(x, missing, strengths, options, narrow)
+
+
+def _narrow_factors(
+    x: FlycooTensor, strengths: list[float], options: _Options
+) -> NarrowFactors | None:
+    """Return what narrows factors in mixed precision; None where a run cannot round them."""
+    # Bro's line search and fixed modes have factors that nobody rounds; smooth ones stay smooth.
+    if options.linesearch is True or options.fixed_modes or any(strengths):
+        return None
+    return narrow_factors(
+        x,
+        options.rank,
+        options.n_iter_max,
+        options.tol,
+        factors_may_change=not only_reads(options.callback),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,11 +307,15 @@ def _check_resumable(linesearch: bool | str, orthogonalise: bool | int, mask: Ma
 
 
 def _run_own_loop(
-    x: FlycooTensor, missing: MissingEntries | None, strengths: list[float], options: _Options
+    x: FlycooTensor,
+    missing: MissingEntries | None,
+    strengths: list[float],
+    options: _Options,
+    narrow: NarrowFactors | None,
 ) -> Any:
     """Decompose a tensor by a loop of our own, which does what TensorLy's cannot.
 
-    `strengths` are those of `smoothness` for each mode.
+    `strengths` are those of `smoothness` for each mode; `narrow` narrows the factors, if any does.
     """
     if options.sparsity:
         raise densify_error("sparsity=", x.shape, "leave it out")
@@ -313,6 +337,8 @@ def _run_own_loop(
 
     # What an iteration does.
     data = WholeTensor(x) if missing is None else ImputedTensor(missing)
+    if isinstance(data, WholeTensor):
+        data.narrow = narrow
     search = None
     if options.linesearch and not options.is_accelerated:
         search = LineSearch(options.verbose)
@@ -325,6 +351,7 @@ def _run_own_loop(
         l2_reg=options.l2_reg,
         orthogonalise=options.orthogonalise,
         search=search,
+        narrow=narrow,
     )
     accelerator = _make_accelerator(sweep, options.linesearch, options.init)
 
@@ -332,18 +359,21 @@ def _run_own_loop(
     normalize = None
     finish = None
     if options.normalize_factors:
-        # MTTKRPs that Gauss-Newton steps keep are of the factors as they are.
-        if isinstance(accelerator, GaussNewton):
+        # MTTKRPs that Gauss-Newton steps keep are of the factors as they are; so is what is rounded.
+        if isinstance(accelerator, GaussNewton) or narrow is not None:
             finish = partial(_normalize_result, sweep)
         else:
             normalize = normalize_cp
 
+    stop: Stop = Converged(options.tol, options.cvg_criterion)
+    if narrow is not None:
+        stop = OnceWhole(stop, narrow)
     return Run(
         sweep=sweep,
         accelerate=accelerator,
         tensor=x,
         n_iter_max=options.n_iter_max,
-        stop=Converged(options.tol, options.cvg_criterion),
+        stop=stop,
         callback=options.callback,
         verbose=options.verbose,
         return_errors=options.return_errors,

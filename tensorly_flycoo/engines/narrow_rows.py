@@ -1,13 +1,14 @@
 """Rows of factors at half the width of a tensor's values: fewer bytes for MTTKRP to read.
 
-Each column of a factor has a scale, no less than its largest magnitude. Divided by it, the numbers
-of the column lie in [-1, 1]. They are stored
+Each column of a factor has a scale, a power of two above its largest magnitude. A factor is rounded
+to numbers that, divided by the scale of their column, fit
 
-- of a float64 tensor as float32; the scale is a power of two, so that only storing rounds;
-- of a float32 tensor as 16-bit fixed point: u stands for (u - 2**15) / 2**15.
+- float32, for float64 tensors;
+- 16-bit fixed point, for float32 tensors: u stands for (u - 2**15) / 2**15.
 
-Kernels widen the numbers that they read. They multiply and add them as those of whole rows, and so
-compute the MTTKRP of factors without scales; the scales of all factors scale its columns.
+Narrow rows store these. Kernels widen what they read, and multiply and add as ever; the product of
+all factors' scales then multiplies each column of the result. Multiplying by powers of two rounds
+nothing, so the result has the bits that whole rows of the rounded factors give.
 """
 
 from typing import NamedTuple
@@ -16,18 +17,27 @@ import numpy as np
 
 from ..base.array_modules import Array
 
-#: The dtypes of narrow rows, by that of a tensor's values.
-NARROW_DTYPES = {np.dtype("f8"): np.dtype("f4"), np.dtype("f4"): np.dtype("u2")}
 
-#: A number u in fixed point stands for ``(u - FIXED_POINT_ONE) / FIXED_POINT_ONE``.
+class NarrowFormat(NamedTuple):
+    """How the rows of a factor are narrowed."""
+
+    dtype: np.dtype  # of narrow rows
+    rounding: float  # the most by which a number of a column is changed, in scales
+    least_exponent: int  # of scales: with smaller ones, rounded numbers would be subnormal
+
+
+#: By the dtype of a tensor's values.
+NARROW_FORMATS = {
+    np.dtype(np.float64): NarrowFormat(np.dtype(np.float32), 2.0**-25, least_exponent=-900),
+    np.dtype(np.float32): NarrowFormat(np.dtype(np.uint16), 2.0**-15, least_exponent=-100),
+}
+
+#: In fixed point, u stands for ``(u - FIXED_POINT_ONE) / FIXED_POINT_ONE``.
 FIXED_POINT_ONE = 2**15
-
-#: How far a number of a column may be from the stored one, in scales, by the dtype of the values.
-ROUNDINGS = {np.dtype("f8"): 2.0**-25, np.dtype("f4"): 2.0**-16}
 
 
 class NarrowRows(NamedTuple):
-    """The narrow copy of a factor (I, R), or of some of its rows."""
+    """The narrow copy of a rounded factor (I, R)."""
 
     rows: Array  # (I, R), in the narrow dtype
     scales: Array  # (R,), in the dtype of the factor

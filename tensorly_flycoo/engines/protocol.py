@@ -106,7 +106,7 @@ class Engine(Primitives, ABC):
     ) -> None:
         """Write the MTTKRP of `mode` to `out`, its columns times the weights.
 
-        The factors may be narrow, all of them: the `rows` of `narrow_rows`, without their scales.
+        The factors may be narrow, all of them: the `rows` of `round_rows`, without the scales.
         With `stays`, the layout "remap" stays in `mode`.
         """
 
@@ -145,13 +145,23 @@ class Engine(Primitives, ABC):
     # Computing
 
     @abstractmethod
-    def narrow_rows(self, factor: Array, scales: Array | None = None) -> NarrowRows:
-        """Return the narrow copy of a factor (I, R) with neighbouring columns.
+    def find_scales(self, factor: Array) -> Array:
+        """Return the scales (R,) of the columns of a factor (I, R): see `narrow_rows`.
 
-        The scales (R,) are found unless they are given; then they are no less than the largest
-        magnitude of each column. A column of zeros has the scale 0. One with an inf or nan has the
-        scale nan, and arbitrary numbers.
+        Columns are neighbouring. A column with an inf or nan has the scale nan.
         """
+
+    @abstractmethod
+    def round_rows(self, factor: Array, scales: Array) -> NarrowRows:
+        """Round a factor (I, R), in place, to numbers that fit narrow rows; return these rows.
+
+        The scales are those of `find_scales`, for this factor or one of which it is a part. A
+        column with the scale nan becomes nan.
+        """
+
+    def narrows(self, shape: Sequence[int], nnz: int, rank: int, dtype: np.dtype) -> bool:
+        """Say whether narrow rows make MTTKRP of a tensor faster, and rounding costs less."""
+        return False
 
     @abstractmethod
     def combine_rows(self, factors: Sequence[Array], bits: Sequence[int]) -> Array:

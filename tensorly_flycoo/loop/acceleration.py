@@ -206,6 +206,7 @@ class GaussNewton(Accelerator):
             if not self._is_turn():
                 return self._momentum.step(iteration)
             self._momentum = None  # frees the model that it keeps
+            self._sweep.end_rounding()
             self._damping = _DAMPING
             _, self._loss, self._grams = self._solve_longest()
         return self._move_all()

@@ -66,7 +66,7 @@ class CpSweep(Sweep):
 
     @final
     def set_part(self, n: int, array: Array) -> None:
-        self.model.factors[n] = array
+        self.model.factors[n] = self.data.round_factor(array, n)
 
     @final
     def place_parts(self, parts: Mapping[int, np.ndarray]) -> dict[int, Array]:

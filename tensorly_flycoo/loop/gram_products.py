@@ -92,6 +92,13 @@ class GramMemory:
             self.grams.clear()
             self.host = HostGrams()
 
+    def forget(self, factor: Any) -> None:
+        """Drop what is known of a factor, which was written to."""
+        if isinstance(factor, np.ndarray):
+            self.host.forget(factor)
+        elif not isinstance(factor, RowShards):  # which never change
+            self.grams.pop(_address(factor), None)
+
     def find(self, factor: Array) -> _CachedGram | None:
         """Return the Gram matrix known of a factor, maybe by another view of the same numbers."""
         cached = self.grams.get(_address(factor))

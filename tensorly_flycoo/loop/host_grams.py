@@ -31,6 +31,10 @@ class HostGrams:
     def __init__(self) -> None:
         self._cached: dict[int, _CachedHostGram] = {}  # by the id of the factor
 
+    def forget(self, factor: np.ndarray) -> None:
+        """Drop what is known of a factor, which was written to."""
+        self._cached.pop(id(_find_whole(factor)), None)
+
     def find_gram(self, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
         """Return ``a @ b`` if `a` is the transpose of a factor `b`, else None."""
         # The transpose of all of a factor is a view of the same array, with reversed strides.

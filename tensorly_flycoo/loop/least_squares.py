@@ -16,6 +16,7 @@ from .alternating import CpSweep, measure_updated
 from .cp_model import multiply_grams
 from .line_search import LineSearch
 from .masks import ImputedTensor
+from .precision import NarrowFactors
 from .run import RunModel
 from .smoothness import add_differences, smooth
 from .whole_tensor import WholeTensor
@@ -125,9 +126,12 @@ class LeastSquares(CpSweep):
     l2_reg: float
     orthogonalise: int = 0  # up to this iteration, first make the factors orthonormal
     search: LineSearch | None = None
+    narrow: NarrowFactors | None = None  # in mixed precision
 
     def update(self, iteration: int) -> Any:
         model = self.model
+        if self.narrow is not None:
+            self.narrow.begin(iteration)
         if self.orthogonalise and iteration <= self.orthogonalise:
             self._orthogonalise()
         before = [] if self.search is None else list(model.factors)
@@ -141,7 +145,15 @@ class LeastSquares(CpSweep):
 
     def solve_mode(self, mode: int) -> Array:
         """Replace a factor by the best one for the others; return its MTTKRP."""
-        return self.factor_solver.solve_mode(self.model, mode)
+        mttkrp = self.factor_solver.solve_mode(self.model, mode)
+        factors = self.model.factors
+        factors[mode] = self.data.round_factor(factors[mode], mode)
+        return mttkrp
+
+    def end_rounding(self) -> None:
+        """Round nothing from here on."""
+        if self.narrow is not None:
+            self.narrow.turn()
 
     def _orthogonalise(self) -> None:
         """Make the columns of each factor with enough rows orthonormal."""

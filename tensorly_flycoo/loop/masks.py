@@ -388,6 +388,10 @@ class ImputedTensor:
         observed = self._observed.mttkrp(weights, factors, mode)
         return self.missing.add_mttkrp(observed, self.values, factors, mode, weights)
 
+    def round_factor(self, factor: Array, mode: int) -> Array:
+        """Return a factor as it is: no run with missing entries rounds."""
+        return factor
+
     def measure(
         self,
         weights: Array | None,

@@ -13,6 +13,7 @@ from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 from .factor_grams import FactorGrams
 from .gram_products import GramMemory, stop
+from .precision import NarrowFactors
 
 
 def check_start(mttkrp: Array) -> None:
@@ -44,6 +45,7 @@ class WholeTensor(LazyArray):
         # That of the call's own arrays: those of a tensor on a cluster are on the host.
         self.device = "cuda" if x._engine.name == "cuda" else "cpu"
         self.memory = GramMemory()
+        self.narrow: NarrowFactors | None = None  # of a run in mixed precision
         self.last_pass = last_pass or LastPass()
         self._has_begun = False
         self.is_checked = False  # whether `check_start` has seen parafac's first MTTKRP
@@ -79,7 +81,20 @@ class WholeTensor(LazyArray):
             are_ones = weights.tolist() == [1] * weights.size
         if are_ones:
             weights = None
-        return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights)
+        narrow = None
+        if self.narrow is not None:
+            narrow = self.narrow.find(factors, skip=mode)
+        return multiply(
+            x._layout, x._engine, factors, mode, self.last_pass, weights, narrow=narrow
+        )
+
+    def round_factor(self, factor: Any, mode: int) -> Any:
+        """Round a factor that was updated, maybe in place, if the run rounds; return it."""
+        if self.narrow is None or not self.narrow.is_rounding:
+            return factor
+        rounded = self.narrow.round(factor, mode)
+        self.memory.forget(rounded)
+        return rounded
 
     def look_ahead(self, factors: Sequence[Array]) -> None:
         """Launch the next iteration's first MTTKRP, if it is known, before the host waits."""

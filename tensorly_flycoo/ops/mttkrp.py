@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
 from ..engines import Engine
+from ..engines.narrow_rows import NarrowRows
 from ..engines.out_of_memory import attempt
 from ..format.group_passes import GroupRows
 from ..format.primitives import MTTKRP, MTTKRP_OF_RATIOS
@@ -276,12 +279,15 @@ def multiply(
     last_pass: LastPass | None = None,
     weights: Array | None = None,
     out: Array | None = None,
+    narrow: Mapping[int, NarrowRows] | None = None,
 ) -> Array | RowShards:
     """Compute an MTTKRP in a loop: from the last pass over the nonzeros if it serves.
 
     The loop has called `check_devices` for its start. Later only types, shapes and dtypes of
     factors are looked at, lest kernels read past the end of an array that a callback put there;
     those in another precision are converted, as ADMM's are, whose dual variables are float64.
+
+    `narrow` are the narrow copies of all factors but that of `mode`: the result has the same bits.
     """
     record_format = layout.record_format
     sizes = record_format.shape
@@ -294,6 +300,8 @@ def multiply(
         if not is_alike or factor.dtype != dtype:
             operands = check_factors(factors, sizes, dtype, *types, converts=True)
             break
+    if narrow is not None and len(layout.groups) == len(sizes):
+        return _multiply_narrow(layout, engine, narrow, mode, (sizes[mode], rank), weights)
     inputs = dict(enumerate(operands))
     del inputs[mode]
     find_rows = None
@@ -309,6 +317,24 @@ def multiply(
     if out is None:
         out = engine.xp.empty(shape, dtype)
     layout.apply(MTTKRP, engine, inputs, mode, out, weights=weights, find_rows=find_rows)
+    return out
+
+
+def _multiply_narrow(
+    layout: Any,
+    engine: Engine,
+    narrow: Mapping[int, NarrowRows],
+    mode: int,
+    shape: tuple[int, int],
+    weights: Array | None,
+) -> Array:
+    """Compute an MTTKRP from narrow rows; their scales are powers of two, which round nothing."""
+    scales = [copy.scales for copy in narrow.values()]
+    if weights is not None:
+        scales.append(weights)
+    inputs = {n: copy.rows for n, copy in narrow.items()}
+    out = engine.xp.empty(shape, layout.record_format.dtype)
+    layout.apply(MTTKRP, engine, inputs, mode, out, weights=functools.reduce(np.multiply, scales))
     return out
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate, chain, pairwise
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
@@ -451,6 +451,25 @@ def solve(a: Array, b: RowShards) -> RowShards:
 def solve_block(rows: Array, matrix: Array) -> Array:
     """Solve ``matrix @ x.T = rows.T``."""
     return tall.solve(matrix, rows.T).T
+
+
+def round_rows(x: RowShards) -> RowShards:
+    """Round to numbers that fit narrow rows; see `Engine.round_rows`."""
+    scales_of_blocks = x.sharding.devices.collect(x.apply(_find_block_scales))
+    scales = reduce(np.maximum, scales_of_blocks)
+    return RowShards(x.apply(_round_block, matrix=scales), x.sharding)
+
+
+@remote_aware
+def _find_block_scales(block: Array) -> Array:
+    return engine_of(block).find_scales(block)
+
+
+@remote_aware
+def _round_block(block: Array, scales: Array) -> Array:
+    rounded = block.copy()
+    engine_of(block).round_rows(rounded, scales)
+    return rounded
 
 
 def update_rows(
