@@ -23,6 +23,7 @@ from .engines import set_device
 from .io import load, open_slabs, read_tns, save, save_slabs, write_tns
 from .io.dataframe import from_dataframe
 from .io.labelled_arrays import from_anndata, from_xarray
+from .loop.precision import set_precision
 from .models.stats import ModeStats, TensorStats, stats
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp, mttkrps
@@ -69,6 +70,7 @@ __all__ = [
     "save_slabs",
     "select_rank",
     "set_device",
+    "set_precision",
     "show_versions",
     "stats",
     "uncertainty",

@@ -21,7 +21,7 @@ from ..loop.least_squares import FactorSolver, LeastSquares, OwnSolver, Tensorly
 from ..loop.line_search import LineSearch
 from ..loop.masks import ImputedTensor, MissingEntries, find_missing
 from ..loop.momentum import NESTEROV
-from ..loop.precision import NarrowFactors, OnceWhole, narrow_factors
+from ..loop.precision import NarrowFactors, OnceWhole, is_mixed, narrow_factors
 from ..loop.ranks import find_cp_rank
 from ..loop.run import Accelerator, Callback, Run, find_state, only_reads
 from ..loop.smoothness import Smoothness, read_smoothness
@@ -226,28 +226,12 @@ def parafac(
     # Run TensorLy's own loop if it can do all that is asked for, else ours.
     is_resumed = isinstance(init, Resumed)
     narrow = None
-    if missing is None:
+    if missing is None and is_mixed():
         narrow = _narrow_factors(x, strengths, options)
     needs_own_loop = is_resumed or options.is_accelerated or any(strengths)
     if missing is None and narrow is None and not needs_own_loop:
         return _run_tensorly_loop(WholeTensor(x), options)
     return _run_own_loop(x, missing, strengths, options, narrow)
-
-
-def _narrow_factors(
-    x: FlycooTensor, strengths: list[float], options: _Options
-) -> NarrowFactors | None:
-    """Return what narrows factors in mixed precision; None where a run cannot round them."""
-    # Bro's line search and fixed modes have factors that nobody rounds; smooth ones stay smooth.
-    if options.linesearch is True or options.fixed_modes or any(strengths):
-        return None
-    return narrow_factors(
-        x,
-        options.rank,
-        options.n_iter_max,
-        options.tol,
-        factors_may_change=not only_reads(options.callback),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +288,22 @@ def _check_resumable(linesearch: bool | str, orthogonalise: bool | int, mask: Ma
     for name, value in not_saved.items():
         if value is not None and value is not False:
             raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
+
+
+def _narrow_factors(
+    x: FlycooTensor, strengths: list[float], options: _Options
+) -> NarrowFactors | None:
+    """Return what narrows factors in mixed precision; None where a run cannot round them."""
+    # Bro's line search and fixed modes have factors that nobody rounds; smooth ones stay smooth.
+    if options.linesearch is True or options.fixed_modes or any(strengths):
+        return None
+    return narrow_factors(
+        x,
+        options.rank,
+        options.n_iter_max,
+        options.tol,
+        factors_may_change=not only_reads(options.callback),
+    )
 
 
 def _run_own_loop(

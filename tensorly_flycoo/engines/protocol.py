@@ -144,14 +144,12 @@ class Engine(Primitives, ABC):
 
     # Computing
 
-    @abstractmethod
     def find_scales(self, factor: Array) -> Array:
         """Return the scales (R,) of the columns of a factor (I, R): see `narrow_rows`.
 
         Columns are neighbouring. A column with an inf or nan has the scale nan.
         """
 
-    @abstractmethod
     def round_rows(self, factor: Array, scales: Array) -> NarrowRows:
         """Round a factor (I, R), in place, to numbers that fit narrow rows; return these rows.
 

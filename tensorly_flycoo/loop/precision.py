@@ -149,15 +149,14 @@ class NarrowFactors:
         if iteration == self._last_iteration:
             self.turn()
 
-    def judge(self, errors: Sequence[float]) -> None:
-        """Stop rounding if the last iteration gained hardly more than rounding takes."""
+    def has_served(self, errors: Sequence[float]) -> bool:
+        """Return whether the last iteration gained hardly more than rounding takes."""
         if len(errors) < 2:
-            return
+            return False
         error = float(errors[-1])
         decrease = float(errors[-2]) - error
         least = max(_ROUNDINGS * self._rounding * error, 2 * self._tol)
-        if not decrease >= least:
-            self.turn()
+        return not decrease >= least  # nan too
 
     def turn(self) -> None:
         """Round nothing any more, and read whole rows."""
@@ -166,12 +165,24 @@ class NarrowFactors:
 
 
 def narrow_factors(
-    x: FlycooTensor, rank: int, num_iterations: int, tol: float, factors_may_change: bool
+    x: FlycooTensor,
+    rank: int,
+    num_iterations: int,
+    tol: float,
+    factors_may_change: bool = False,
 ) -> NarrowFactors | None:
-    """Return what narrows the factors of a run, in precision "mixed" and if that pays."""
-    if _chosen_precision != "mixed" or not x._engine.narrows(x.shape, x.nnz, rank, x.dtype):
+    """Return what narrows the factors of a run; None where narrow rows do not pay, or rounding.
+
+    With a single iteration, that is the last one.
+    """
+    if num_iterations < 2 or not x._engine.narrows(x.shape, x.nnz, rank, x.dtype):
         return None
     return NarrowFactors(x, num_iterations, tol, factors_may_change)
+
+
+def is_mixed() -> bool:
+    """Return whether `set_precision` has chosen "mixed"."""
+    return _chosen_precision == "mixed"
 
 
 @final
@@ -185,5 +196,6 @@ class OnceWhole(Stop):
     def is_over(self, errors: Sequence[float]) -> bool:
         if not self._narrow.is_rounding:
             return self._rule.is_over(errors)
-        self._narrow.judge(errors)
+        if self._narrow.has_served(errors):
+            self._narrow.turn()
         return False

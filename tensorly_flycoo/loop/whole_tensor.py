@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -84,9 +85,7 @@ class WholeTensor(LazyArray):
         narrow = None
         if self.narrow is not None:
             narrow = self.narrow.find(factors, skip=mode)
-        return multiply(
-            x._layout, x._engine, factors, mode, self.last_pass, weights, narrow=narrow
-        )
+        return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights, narrow=narrow)
 
     def round_factor(self, factor: Any, mode: int) -> Any:
         """Round a factor that was updated, maybe in place, if the run rounds; return it."""

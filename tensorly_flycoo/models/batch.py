@@ -13,6 +13,7 @@ from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.initial_guess import draw_factors
 from ..loop.masks import MissingEntries
 from ..loop.momentum import extrapolate
+from ..loop.precision import NarrowFactors
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.tensor import FlycooTensor
 from .imputed_starts import ImputedStarts
@@ -40,7 +41,7 @@ class Batch:
     These are the factors of all models (n, I, R), now and `before` the last step; their `columns`
     as MTTKRP reads them (I, n * R); and their Gram matrices `grams` (n, R, R). The latter two count
     rows of a mode as often as its `weights` (n, I, 1) say, if it has some. With `fits`, rows are
-    fitted by other rules than least squares.
+    fitted by other rules than least squares. `narrow` rounds the factors, of models without either.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class Batch:
         imputed: ImputedStarts | None = None,
         weights: Mapping[int, Array] | None = None,
         fits: RowFits | None = None,
+        narrow: NarrowFactors | None = None,
     ) -> None:
         self.x = x
         self.imputed = imputed
         self.data = WholeTensor(x, imputed)
+        self.data.narrow = narrow
         self.weights = weights or {}
         self.fits = fits
         self.stacks = list(stacks)
@@ -66,7 +69,12 @@ class Batch:
 
     @classmethod
     def draw(
-        cls, x: FlycooTensor, rank: int, seeds: Sequence[int], missing: MissingEntries | None = None
+        cls,
+        x: FlycooTensor,
+        rank: int,
+        seeds: Sequence[int],
+        missing: MissingEntries | None = None,
+        narrow: NarrowFactors | None = None,
     ) -> "Batch":
         """Draw the initial guesses of TensorLy."""
         guesses = [draw_factors(x, rank, tl.check_random_state(seed)) for seed in seeds]
@@ -74,7 +82,7 @@ class Batch:
             guesses += guesses[:1] * (-len(guesses) % GPU_MULTIPLE)
         stacks = [np.stack(factors) for factors in zip(*guesses, strict=True)]
         if missing is None:
-            return cls(x, stacks)
+            return cls(x, stacks, narrow=narrow)
         return cls(missing.observed, stacks, ImputedStarts(missing, len(guesses)))
 
     @property
@@ -84,6 +92,11 @@ class Batch:
     @property
     def rank(self) -> int:
         return self.stacks[0].shape[2]
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether factors are rounded, so that MTTKRP reads half the bytes."""
+        return self.data.narrow is not None and self.data.narrow.is_rounding
 
     def take(self, place: int) -> CPTensor:
         """Return a copy of one model."""
@@ -137,11 +150,15 @@ class Batch:
     def _replace(self, mode: int, stack: Array) -> None:
         """Replace the factors of a mode, and the arrays computed from them."""
         counted = stack * self.weights[mode] if mode in self.weights else stack
+        columns = _lay_out(counted)
+        if self.is_rounding:
+            columns = self.data.round_factor(columns, mode)
+            stack = counted = _take_apart(columns, len(stack))
         gram = _multiply_transposed(stack, counted)
         if self.fits is not None:
             gram = self.fits.add_smoothness(gram, stack, mode)
         self.stacks[mode] = stack
-        self.columns[mode] = _lay_out(counted)
+        self.columns[mode] = columns
         self.grams[mode] = gram
 
     def _solve(self, rows: Array, mode: int) -> Array:
@@ -199,6 +216,14 @@ def _multiply_transposed(stack: Array, counted: Array) -> Array:
         stack = stack.astype(np.float64, copy=False)
         counted = counted.astype(np.float64, copy=False)
     return stack.swapaxes(1, 2) @ counted
+
+
+def _take_apart(columns: Array, num_models: int) -> Array:
+    """Return the stack (n, I, R) that `_lay_out` has laid side by side."""
+    num_rows, num_columns = columns.shape
+    return (
+        columns.reshape(num_rows, num_models, num_columns // num_models).transpose(1, 0, 2).copy()
+    )
 
 
 def _lay_out(stack: Array) -> Array:

@@ -16,6 +16,7 @@ from ..base.reporting import report
 from ..format.packing import round_up
 from ..loop.masks import MissingEntries
 from ..loop.momentum import Pace
+from ..loop.precision import narrow_factors
 from ..loop.stopping import has_converged
 from ..spread.memory import count_iteration_nbytes
 from ..spread.spread_layout import SpreadLayout
@@ -60,11 +61,17 @@ class StackedRun:
     errors: Any = field(default_factory=list)  # a list
     is_dropped: bool = False
     leader: int | None = None  # the run for which it was dropped since they match
+    waits: bool = False  # until others need narrow rows no more either
     pace: Pace = field(default_factory=Pace)
 
     @property
     def is_active(self) -> bool:
         return self.cp_tensor is None and not self.is_dropped
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next iteration counts."""
+        return self.is_active and not self.waits
 
     @property
     def last_error(self) -> float:
@@ -129,7 +136,11 @@ def run_together(
     for start in range(0, len(seeds), size):
         members = runs[start : start + size]
         begin_run(watcher, f"runs {start + 1} to {start + len(members)} of {len(seeds)} together")
-        batch = Batch.draw(x, rank, seeds[start : start + size], missing)
+        narrow = None
+        if missing is None and not keep_all:
+            num_columns = rank * len(members)
+            narrow = narrow_factors(x, num_columns, stopping.n_iter_max, stopping.tol)
+        batch = Batch.draw(x, rank, seeds[start : start + size], missing, narrow)
         is_stopped = _run_batch(batch, members, runs, stopping, has_momentum, keep_all, watcher)
         if is_stopped:
             break
@@ -184,6 +195,8 @@ def _run_batch(
     if watcher is not None:
         watcher(batch.take(0), np.nan)
     while any(run.is_active for run in stack):
+        if not any(run.goes_on for run in stack):
+            _end_rounding(batch, stack)
         stack = _remove_ended(batch, stack)
         _iterate(batch, stack, stopping, has_momentum)
         if not keep_all:
@@ -198,6 +211,14 @@ def _run_batch(
                     run.cp_tensor = batch.take(place)
             return True
     return False
+
+
+def _end_rounding(batch: Batch, stack: Sequence[StackedRun]) -> None:
+    """Let runs that wait go on with whole rows."""
+    if batch.data.narrow is not None:
+        batch.data.narrow.turn()
+    for run in stack:
+        run.waits = False
 
 
 def _remove_ended(batch: Batch, stack: list[StackedRun]) -> list[StackedRun]:
@@ -223,7 +244,7 @@ def _count_iterations(members: Sequence[StackedRun]) -> int:
 
     Runs whose steps were taken back lag behind the others.
     """
-    active_counts = [len(run.errors) for run in members if run.is_active]
+    active_counts = [len(run.errors) for run in members if run.goes_on]
     if active_counts:
         return min(active_counts)
     return max(len(run.errors) for run in members)
@@ -233,12 +254,13 @@ def _iterate(
     batch: Batch, stack: Sequence[StackedRun], stopping: Stopping, has_momentum: bool
 ) -> None:
     """Do one iteration of all runs; a step that raised the error of a run is taken back."""
-    steps = [run.pace.step if run.is_active else 0.0 for run in stack]
+    narrow = batch.data.narrow
+    steps = [run.pace.step if run.goes_on else 0.0 for run in stack]
     if has_momentum:
         batch.extrapolate(steps)
     is_back = np.zeros(len(stack), bool)
     for place, (run, error) in enumerate(zip(stack, batch.iterate(), strict=True)):
-        if not run.is_active:
+        if not run.goes_on:
             continue
         if steps[place] and not error <= run.errors[-1]:
             run.pace.take_back()
@@ -247,7 +269,11 @@ def _iterate(
         if has_momentum and run.errors:
             run.pace.advance()
         run.errors.append(error)
-        if stopping.ends(run.errors):
+        if narrow is not None and narrow.is_rounding:
+            num_done = len(run.errors)
+            is_spent = num_done >= _PATIENCE and narrow.has_served(run.errors)
+            run.waits = is_spent or num_done == stopping.n_iter_max - 1
+        elif stopping.ends(run.errors):
             run.cp_tensor = batch.take(place)
     if is_back.any():
         batch.take_back(is_back)
@@ -272,8 +298,8 @@ def _drop(
     `take` copies the model at a place of the stack, which few iterations need.
     """
     places = {run: place for place, run in enumerate(stack) if run.is_active}
-    # The iterations that all active runs have done.
-    t = min((len(run.errors) for run in places), default=0)
+    # The iterations that all runs have done that go on.
+    t = min((len(run.errors) for run in places if run.goes_on), default=0)
     if t < _PATIENCE:
         return
     begun = [run for run in runs if run.errors]
