@@ -17,6 +17,7 @@ from ..engines.tall import call_lapack, multiply
 from ..ops.cp_entries import choose_block_size
 from ..ops.mttkrp import mttkrp_of_ratios
 from ..tensor.tensor import FlycooTensor
+from .hals import solve_nonnegative
 
 #: The ridge for rows of a model that names none.
 L2_REG = 1e-6
@@ -219,7 +220,7 @@ def fit_alike(targets: Array, gram: Array, rows: Array, *, non_negative: bool = 
     Non-negative rows are not solved for but improved.
     """
     if non_negative:
-        return _descend(gram[None], targets, rows)
+        return solve_nonnegative(targets, gram, rows.clip(0), _SWEEPS, tolerance=0)
     return call_lapack(np.linalg.solve, gram, targets.T).T
 
 
