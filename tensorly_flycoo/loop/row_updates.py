@@ -127,6 +127,10 @@ def run_steps(
     With a `batch_size` of 1 no step is in vain.
     """
     measures: list[list[float]] = []
+
+    def read_measures() -> list[list[float]]:
+        return measures
+
     while len(measures) < num_steps:
         num_before = len(measures)
         count = min(batch_size, num_steps - num_before)
@@ -138,12 +142,12 @@ def run_steps(
             if is_cut:
                 updated, updated_dual, _ = take_steps(rows, dual, num_needed - num_before)
             del measures[num_needed:]
-            return UpdatedRows(updated, updated_dual, lambda: measures)
+            return UpdatedRows(updated, updated_dual, read_measures)
         rows = updated
         dual = updated_dual
         if batch_size > 1:
             batch_size = min(2 * batch_size, _LARGEST_BATCH)
-    return UpdatedRows(rows, dual, lambda: measures)
+    return UpdatedRows(rows, dual, read_measures)
 
 
 def _count_needed(
