@@ -303,7 +303,9 @@ def _get_stepping_kernel(
         cut.shared_nbytes,
         **step_rows_macros(cut, method, is_group_lasso, dtype),
     )
-    return _Kernel(kernel, cut.block_size, tuning.choose_rows_per_block)
+    step = cut.group_rows * cut.num_groups
+    choose = functools.partial(tuning.choose_rows_per_block, step=step)
+    return _Kernel(kernel, cut.block_size, choose)
 
 
 def _get_wide_kernel(
