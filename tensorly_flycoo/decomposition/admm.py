@@ -8,12 +8,23 @@ from typing import Any, final
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array, array_module, is_cupy
 from ..engines import engine_of
 from ..engines.row_rules import Method, Operator, RowRule
-from ..loop.row_updates import BATCH_SIZE, TakeSteps, UpdatedRows, run_steps
+from ..loop.row_updates import (
+    BATCH_SIZE,
+    TakeSteps,
+    UpdatedRows,
+    run_rule,
+    run_steps,
+    stops_after,
+)
 from ..spread.array_admm import Projection, step_blocks, step_whole
 from ..spread.row_shards import RowShards, update_rows
+
+#: Factors with fewer elements in all are copied for an iteration: on a GPU, the host's waits for
+#: each update of such factors take longer than the updates.
+_SMALL_SIZE = 2**24
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,10 @@ class Admm:
     """ADMM for a factor, with its state from one iteration to the next.
 
     A violation is the distance from a factor to the least squares solution, relative to its norm.
+
+    Updates of small factors on a GPU are provisional: `confirm` looks at all of an iteration at its
+    end, so that the host waits once. After an iteration that had to be done again, the host decides
+    at once for some time, each time twice as long.
     """
 
     def __init__(
@@ -48,6 +63,11 @@ class Admm:
         self._duals = {mode: _make_zeros(factors[mode]) for mode in modes}
         # How far a factor is from its unconstrained copy, relatively; unknown before an update.
         self.violations: dict[int, Any] = dict.fromkeys(modes, math.inf)
+        self._are_small = _are_small_on_gpu(factors)
+        self._is_provisional = False
+        self._unconfirmed: dict[int, UpdatedRows] = {}  # by mode
+        self._num_decided = 0  # iterations to come for which the host decides at once
+        self._pause = 1  # how many these will be the next time
 
     def resume(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on where `save_state` was called; refuse the state of other free modes."""
@@ -63,6 +83,11 @@ class Admm:
                 saved = RowShards.scatter(saved, dual.sharding)
             self._duals[mode] = saved
             self.violations[mode] = float(state[f"violation_{mode}"])
+
+    def begin_iteration(self) -> bool:
+        self._is_provisional = self._are_small and self._num_decided == 0
+        self._num_decided = max(0, self._num_decided - 1)
+        return self._is_provisional
 
     def keep(self) -> tuple[dict[int, Any], dict[int, Any]]:
         return dict(self._duals), dict(self.violations)
@@ -83,10 +108,16 @@ class Admm:
         take_whole = partial(step_whole, constraint.project, product, penalty, inverse)
         if constraint.operator is not None:
             rule = RowRule(Method.ADMM, constraint.operator, constraint.strength)
-            take_rows = partial(update_rows, rule, product, inverse, penalty)
-            updated = self._run(take_rows, factor, mode)
-            if constraint.operator is Operator.NON_NEGATIVE and _has_zeros_alone(updated):
-                updated = self._run(take_whole, factor, mode, batch_size=1)
+            if constraint.operator is Operator.NON_NEGATIVE and not self._is_provisional:
+                take_rows = partial(update_rows, rule, product, inverse, penalty)
+                updated = self._run(take_rows, factor, mode)
+                if self._needs_all_rows(mode, updated):
+                    updated = self._run(take_whole, factor, mode, batch_size=1)
+            else:
+                dual = self._duals[mode]
+                updated = run_rule(
+                    rule, product, inverse, penalty, factor, dual, self._num_steps, self._tol
+                )
         elif constraint.is_separable:
             take_blocks = partial(step_blocks, constraint.project, product, penalty, inverse)
             updated = self._run(take_blocks, factor, mode)
@@ -94,44 +125,60 @@ class Admm:
             # Step by step: an operator that sees all rows need not be called in vain.
             updated = self._run(take_whole, factor, mode, batch_size=1)
         self._duals[mode] = updated.dual
-        self.violations[mode] = math.inf
-        if updated.measures:
-            self.violations[mode] = _measure_violation(updated.measures[-1], factor.dtype)
+        if self._is_provisional:
+            self._unconfirmed[mode] = updated
+        else:
+            self.violations[mode] = _measure_violation(updated)
         return updated.rows
+
+    def confirm(self) -> bool:
+        """Return whether the updates of the iteration stand; read what they measured."""
+        updates = self._unconfirmed
+        self._unconfirmed = {}
+        for mode, updated in updates.items():
+            self.violations[mode] = _measure_violation(updated)
+        if not any(self._needs_all_rows(*update) for update in updates.items()):
+            return True
+        self._is_provisional = False
+        self._num_decided = self._pause
+        self._pause *= 2
+        return False
+
+    def _needs_all_rows(self, mode: int, updated: UpdatedRows) -> bool:
+        """Return whether a step has left no element above zero, where none may be negative.
+
+        There TensorLy's operator is another one, `clip_negative`, which sees all rows.
+        """
+        if self._constraints[mode].operator is not Operator.NON_NEGATIVE:
+            return False
+        return any(size == 0 for _, size, _, _ in updated.measures)
 
     def _run(
         self, take_steps: TakeSteps, factor: Array, mode: int, batch_size: int = BATCH_SIZE
     ) -> UpdatedRows:
         """Take steps until they are enough."""
         dual = self._duals[mode]
-        return run_steps(
-            take_steps, factor, self._num_steps, self._is_enough, dual, batch_size=batch_size
-        )
-
-    def _is_enough(self, first: Sequence[float], last: Sequence[float]) -> bool:
-        """Return whether TensorLy stops here: the factor and its copy agree, and stay."""
-        gap, size, change, dual_size = np.sqrt(last)
-        return bool(gap < self._tol * size and change < self._tol * dual_size)
+        is_enough = partial(stops_after, Method.ADMM, self._tol)
+        return run_steps(take_steps, factor, self._num_steps, is_enough, dual, batch_size)
 
 
-def _has_zeros_alone(updated: UpdatedRows) -> bool:
-    """Return whether a step has left no element above zero.
-
-    There TensorLy's operator is another one, `clip_negative`, which sees all rows.
-    """
-    return any(size == 0 for _, size, _, _ in updated.measures)
+def _are_small_on_gpu(factors: Sequence[Any]) -> bool:
+    """Return whether factors are on one GPU, and copies of them are cheap."""
+    return all(map(is_cupy, factors)) and sum(factor.size for factor in factors) < _SMALL_SIZE
 
 
-def _measure_violation(measures: Sequence[float], dtype: np.dtype) -> float:
+def _measure_violation(updated: UpdatedRows) -> float:
     """Return the distance from a factor to its unconstrained copy, relative to its norm.
 
-    One below the rounding of the factor is none: in float32 TensorLy's default tolerance, 1e-8,
-    would never be met.
+    It is infinite before the first step. One below the rounding of the factor is none: in float32
+    TensorLy's default tolerance, 1e-8, would never be met.
     """
-    gap, size, _, _ = np.sqrt(measures)
+    if not updated.measures:
+        return math.inf
+    gap, size, _, _ = np.sqrt(updated.measures[-1])
     with np.errstate(divide="ignore", invalid="ignore"):  # of zeros, which are warned of
         violation = gap / size
-    if violation < np.finfo(dtype).eps:
+    if violation < np.finfo(updated.rows.dtype).eps:
         return 0.0
     return float(violation)
 

@@ -218,6 +218,8 @@ def constrained_parafac(
     momentum = None
     if linesearch == NESTEROV:
         momentum = start_momentum(sweep, modes, init, partial(_project, constraints))
+    else:
+        sweep.look_ahead(n_iter_max)
     result = Run(
         sweep=sweep,
         accelerate=momentum,

@@ -119,6 +119,8 @@ def non_negative_parafac(
     momentum = None
     if linesearch == NESTEROV:
         momentum = start_momentum(sweep, sweep.modes, init, partial(_keep_positive, sweep))
+    else:
+        sweep.look_ahead(n_iter_max)
     return Run(
         sweep=sweep,
         accelerate=momentum,

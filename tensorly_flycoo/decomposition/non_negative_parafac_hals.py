@@ -135,6 +135,8 @@ def non_negative_parafac_hals(
     momentum = None
     if linesearch == NESTEROV:
         momentum = start_momentum(sweep, sweep.modes, init, rule.project)
+    else:
+        sweep.look_ahead(n_iter_max)
     return Run(
         sweep=sweep,
         accelerate=momentum,
@@ -161,7 +163,8 @@ class HalsCp:
     def update_factor(self, factor: Array, product: Array, gram: Array, mode: int) -> Array:
         strength = self.smoothness[mode]
         if mode not in self.constrained:
-            return solve(gram.T, smooth(product, strength).T).T
+            targets = smooth(product, strength)
+            return solve(gram.T.astype(targets.dtype, copy=False), targets.T).T
         return improve(product, gram, factor, self.penalties[mode], self.exact, strength)
 
     def project(self, mode: int, factor: Array) -> Array:

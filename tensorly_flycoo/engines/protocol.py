@@ -18,7 +18,7 @@ from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
 from .entries import PieceEntries
 from .narrow_rows import NarrowRows
-from .row_rules import RowRule
+from .row_rules import ReadMeasures, RowRule
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -242,6 +242,26 @@ class Engine(Primitives, ABC):
         Return the rows, the dual variable, and what each step measured, added up over all rows in
         an order that depends on the shape alone: float64 (num_steps, K), on the engine's device.
         """
+
+    def update_rows_until(
+        self,
+        rule: RowRule,
+        targets: Array,
+        rows: Array,
+        dual: Array | None,
+        num_steps: int,
+        penalty: Array | None,
+        matrix: Array,
+        tolerance: float,
+        wants_measures: bool,
+    ) -> tuple[Array, Array | None, ReadMeasures | None] | None:
+        """Update rows as `update_rows` does, by no more steps than TensorLy would take.
+
+        The engine decides that as `loop.row_updates.run_steps` would, but the host waits for
+        nothing. Return the rows, the dual variable and, if wanted, a function that reads what the
+        steps measured. None if the host has to decide: on CPUs, or if the steps are too many.
+        """
+        return None
 
     def invert_penalized(self, gram: Array) -> tuple[Array, Array]:
         """Return the inverse of ``gram + p * I``, float64 (R, R), and p, float64 (), for ADMM.

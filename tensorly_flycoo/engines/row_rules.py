@@ -5,7 +5,9 @@ kernel can read a row once, take all steps towards its solution, and write it on
 """
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 class Method(enum.IntEnum):
@@ -28,6 +30,10 @@ class Operator(enum.IntEnum):
 
 #: The numbers that a step measures, each added up over all rows.
 NUM_MEASURES = {Method.MULTIPLY: 0, Method.HALS: 2, Method.ADMM: 4}
+
+
+#: Returns what each step of an update measured that was needed; called once. The host may wait.
+ReadMeasures: TypeAlias = Callable[[], list[list[float]]]
 
 
 @dataclass(frozen=True)

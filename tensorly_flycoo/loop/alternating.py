@@ -26,6 +26,12 @@ FactorUpdate: TypeAlias = Callable[[Array, Array, Array, int], Array]
 class RuleState(Protocol):
     """What a rule that updates factors knows besides the model."""
 
+    def begin_iteration(self) -> bool:
+        """Return whether updates are provisional: then `confirm` is called after all of them."""
+
+    def confirm(self) -> bool:
+        """Return whether the updates stand; else they are taken back and done again, for good."""
+
     def save_state(self) -> Mapping[str, Array]:
         """Return the arrays that a resumed run needs."""
 
@@ -140,7 +146,30 @@ class AlternatingSweep(CpSweep):
     factors_may_change: bool = True  # between iterations, by a callback
     _grams: FactorGrams = field(default_factory=FactorGrams)
 
+    def look_ahead(self, num_iterations: int) -> None:
+        """Let a GPU begin the next iteration while the host waits for an error.
+
+        So many follow, and nothing else changes the factors.
+        """
+        if isinstance(self.data, WholeTensor):
+            self.data.num_left = num_iterations
+            memory = self.data.memory
+            memory.has_unit_weights = self.model.weights is None and not self.normalize_factors
+            memory.factors_may_change = self.factors_may_change
+
     def update(self, iteration: int) -> Any:
+        """Do an iteration; return the error, None if nobody needs it."""
+        rule = self.rule_state
+        if rule is None or not rule.begin_iteration():
+            return self._update_modes()
+        kept = self.keep()
+        error = self._update_modes()
+        if not rule.confirm():
+            self.take_back(kept)
+            error = self._update_modes()
+        return error
+
+    def _update_modes(self) -> Any:
         """Update the factors one after the other; return the error, None if nobody needs it."""
         model = self.model
         last = len(model.factors) - 1

@@ -213,15 +213,11 @@ class GramProduct:
 
     def to_array(self) -> Array:
         """Compute the product, as a CuPy array."""
-        import cupy
+        return self.compute().astype(self.dtype, copy=False)
 
-        product = cupy.ones((self.rank, self.rank), np.float64)
-        for blocks in self.grams:
-            product *= blocks.to_array().sum(axis=0)
-        for array, row_stride, column_stride in self.scales:
-            strides = (row_stride * array.itemsize, column_stride * array.itemsize)
-            product *= cupy.lib.stride_tricks.as_strided(array, product.shape, strides)
-        return product.astype(self.dtype)
+    def compute(self) -> Array:
+        """Compute the product in float64."""
+        return self._kernels.multiply_product(self.grams, self.scales, self.rank, self.dtype)
 
     def solve(self, b: Any) -> Array:
         """Solve ``self @ x = b``; see `engines.tall.solve`."""
@@ -290,6 +286,24 @@ def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> Gr
     if kernels is None or not kernels.suits_rank(rank, dtype):
         return None
     return GramProduct(kernels, rank, np.dtype(dtype), _memory=memory)
+
+
+def collect_grams(
+    factors: Sequence[Array], memory: GramMemory, skip: int | None = None
+) -> GramProduct | None:
+    """Return the product of the Gram matrices of CuPy factors, but for that of mode `skip`.
+
+    None if no kernels suit, or if nothing is left.
+    """
+    kernels = gpu_kernels()
+    kept = [factor for n, factor in enumerate(factors) if n != skip]
+    if kernels is None or not 0 < len(kept) <= kernels.MAX_GRAMS:
+        return None
+    cached = _find_all(kept, memory)
+    if cached is None:
+        return None
+    first = cached[0].product
+    return first._with(tuple([of_factor.product.grams[0] for of_factor in cached]), ())
 
 
 def _as_scales(array: Any, product: GramProduct) -> "tuple[Scale, ...]":

@@ -1,6 +1,5 @@
 """Non-negative least squares for tall factors by hierarchical ALS, many rows at once."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,8 +7,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..engines.row_rules import Method, RowRule
-from ..spread.row_shards import update_rows
-from .row_updates import run_steps
+from .row_updates import run_rule
 from .smoothness import call_on_host, fit_nonnegative, smooth
 
 #: Sweeps over the columns of a factor, and the tolerance that ends them: TensorLy's numbers.
@@ -40,19 +38,11 @@ def solve_nonnegative(
     ``2 * I * R**2`` operations per sweep, in one pass over the rows for all sweeps. The result does
     not depend on the number of threads. `non_negative_parafac_hals` names the paper.
     """
-
-    def is_enough(first: Sequence[float], last: Sequence[float]) -> bool:
-        first_error, _ = first
-        error, _ = last
-        return error < tolerance * first_error
-
-    def is_final(measures: Sequence[float]) -> bool:
-        _, num_changes = measures
-        return num_changes == 0
-
     rule = RowRule(Method.HALS, strength=sparsity or 0.0)
-    take_sweeps = partial(update_rows, rule, targets, gram, None)
-    return run_steps(take_sweeps, rows, num_sweeps, is_enough, is_final=is_final).rows
+    updated = run_rule(
+        rule, targets, gram, None, rows, None, num_sweeps, tolerance, wants_measures=False
+    )
+    return updated.rows
 
 
 def improve(

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class WholeTensor(LazyArray):
         self.last_pass = last_pass or LastPass()
         self._has_begun = False
         self.is_checked = False  # whether `check_start` has seen parafac's first MTTKRP
-        self.num_left = 0  # errors that TensorLy's loop computes, at most
+        self.num_left = 0  # errors that a loop with `look_ahead` computes, at most
         self._first_mode: int | None = None  # of this iteration
         self._ahead: tuple[int, list[Array], Array] | None = None  # a mode, factors, their MTTKRP
 
@@ -114,12 +115,25 @@ class WholeTensor(LazyArray):
         factors: Sequence[Array],
         last_mttkrp: Array | None = None,
         grams: FactorGrams | None = None,
-    ) -> tuple[Array, None]:
-        """Compute the relative error of a model, by default with an MTTKRP of the last mode."""
+    ) -> tuple[Any, None]:
+        """Compute the relative error of a model, by default with an MTTKRP of the last mode.
+
+        With `grams`, the error of a model on a GPU is a number on the host, which has waited for
+        it, and meanwhile may have launched what comes next.
+        """
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
+            self._first_mode = None  # it is no iteration's
         norm = self.norm()
+        gram = None
+        if grams is not None:
+            look_ahead = partial(self.look_ahead, factors)
+            residual = grams.compute_residual(
+                float(norm), weights, factors, last_mttkrp, meanwhile=look_ahead
+            )
+            if residual is not None:
+                return np.float64(residual) / norm, None
+            gram = grams.multiply(weights, factors)
         inner = inner_product(last_mttkrp, factors[-1])
-        gram = None if grams is None else grams.multiply(weights, factors)
         square = residual_square(norm**2, weights, factors, inner, gram)
         return np.sqrt(square) / norm, None

@@ -66,8 +66,11 @@ def update_each(x):
     for rule in DIFFERENT_RULES:
         if rule.method is Method.ADMM:
             CUDA.update_rows(rule, x, x, x, 2, penalty, inverse)
+            CUDA.update_rows_until(rule, x, x, x, 3, penalty, inverse, 10.0, True)
         else:
             CUDA.update_rows(rule, x, x, None, 2, None, gram)
+        if rule.method is Method.HALS:
+            CUDA.update_rows_until(rule, x, x, None, 3, None, gram, 2.0, True)
 
 
 def draw_start(dtype):

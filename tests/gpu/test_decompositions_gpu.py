@@ -28,6 +28,7 @@ from tensorly.decomposition import (
 )
 
 from tensorly_flycoo import DensifyError, FlycooTensor, RaggedTensor, decomposition
+from tensorly_flycoo.base import array_modules
 from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.loop.hals import solve_nonnegative
 
@@ -309,3 +310,38 @@ def test_options_of_ours_give_the_errors_of_the_cpu(name, options, dtype, kind):
         errors.append([float(error) for error in result[1]])
     bound = {"float32": 1e-3, "float64": 1e-6}[dtype]
     np.testing.assert_allclose(errors[1], errors[0], rtol=0, atol=bound)
+
+
+#: Functions whose iterations wait for the GPU once, for the error, and their tolerance.
+WAITING_ONCE = [
+    pytest.param(decomposition.non_negative_parafac, {"tol": -1}, id="mu"),
+    pytest.param(decomposition.non_negative_parafac_hals, {"tol": -1}, id="hals"),
+    pytest.param(constrained_parafac, {"tol_outer": -1, "non_negative": True}, id="admm"),
+    pytest.param(constrained_parafac, {"tol_outer": -1, "l1_reg": 0.01}, id="l1"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("function", "options"), WAITING_ONCE)
+def test_an_iteration_does_not_read_from_the_gpu(function, options, dtype, monkeypatch):
+    """Nothing is copied to the host; the kernel that computes the error writes it there."""
+    x = FlycooTensor.from_coo(community_coo(SHAPE, dtype, seed=1), device="cuda")
+    copied = []
+    copy_parts = array_modules.copy_parts
+
+    def copy_and_list(source, target):
+        copied.append(source)
+        copy_parts(source, target)
+
+    options = {"init": "random", "random_state": 0, "return_errors": True, **options}
+    with tl.backend_context("flycoo"):
+        _, few = function(x, RANK, n_iter_max=2, **options)
+        monkeypatch.setattr(array_modules, "copy_parts", copy_and_list)
+        counts = []
+        for n_iter_max in (2, 6):
+            copied.clear()
+            _, errors = function(x, RANK, n_iter_max=n_iter_max, **options)
+            counts.append(len(copied))
+    assert errors[:2] == few
+    assert all(isinstance(error, float) for error in errors)
+    assert counts[0] == counts[1]

@@ -52,6 +52,18 @@ def invert_product(grams, scales, rank, dtype=np.float32):
     return inverse, product, found[-1]
 
 
+@RANKS
+@DTYPES
+def test_a_product(rank, dtype):
+    """The one that is inverted, to the bit."""
+    factors = make_factors(rank, offset=1, dtype=dtype)
+    grams = [tall.gram_blocks(cupy.asarray(factor)) for factor in factors]
+    product = tall.multiply_product(grams, [], rank, np.dtype(dtype))
+    assert product.dtype == np.float64
+    _, expected, _ = invert_product(grams, [], rank, dtype)
+    np.testing.assert_array_equal(product.get(), expected)
+
+
 def solve_rows(x, inverse):
     y, grams, inner = tall.solve_rows(x, inverse)
     return y, grams.to_array().get(), inner.to_array().get()

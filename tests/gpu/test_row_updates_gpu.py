@@ -1,5 +1,7 @@
 """Updates of rows by a rule, compared with the CPU and with what the rules state."""
 
+from functools import partial
+
 import cupy
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.engines.cuda import tuning
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.row_rules import Method, Operator, RowRule
+from tensorly_flycoo.loop.row_updates import changes_nothing, run_steps, stops_after
 
 RANKS = (1, 3, 8, 16, 17, 32, 33, 64, 100, 128, 130)
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -169,6 +172,51 @@ def test_the_host_waits_for_nothing(rank):
         CUDA.update_rows(rule, rows, rows, rows, num_steps, penalty, matrix)
         done = cupy.cuda.get_current_stream().record()
     assert not done.done
+    done.synchronize()
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [7, 32, 130])
+@pytest.mark.parametrize("tolerance", [1e9, 1.0, 1e-3, 0.0])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.method is not Method.MULTIPLY])
+def test_the_gpu_stops_where_the_host_would(rule, tolerance, rank, dtype):
+    """The same steps, to the bit; the first is enough, or some, or never one."""
+    num_steps = NUM_STEPS[rule.method]
+    inputs = draw_real(rule, 1000, rank, dtype)
+    targets, rows, dual, penalty, matrix = [copy_to_gpu(array) for array in inputs]
+    rows *= 50  # so that the first sweep of HALS moves far
+
+    def take_steps(rows, dual, count):
+        return CUDA.update_rows(rule, targets, rows, dual, count, penalty, matrix)
+
+    expected = run_steps(
+        take_steps,
+        rows,
+        num_steps,
+        partial(stops_after, rule.method, tolerance),
+        dual,
+        is_final=partial(changes_nothing, rule.method),
+    )
+    for _ in range(2):
+        found_rows, found_dual, read = CUDA.update_rows_until(
+            rule, targets, rows, dual, num_steps, penalty, matrix, tolerance, True
+        )
+        assert_same(fetch([found_rows, found_dual]), fetch([expected.rows, expected.dual]))
+        assert read() == expected.measures
+    if tolerance == 0:
+        assert len(expected.measures) == num_steps
+
+
+def test_the_host_waits_for_no_decision():
+    rule = RowRule(Method.ADMM, Operator.NON_NEGATIVE)
+    rows = cupy.ones((2**22, 64), np.float32)
+    penalty, matrix = cupy.ones(()), cupy.eye(64) / 2
+    for _ in range(2):  # the first compiles
+        arguments = (rule, rows, rows, rows, 10, penalty, matrix, 1e-8, True)
+        _, _, read = CUDA.update_rows_until(*arguments)
+        done = cupy.cuda.get_current_stream().record()
+    assert not done.done
+    read()
     done.synchronize()
 
 

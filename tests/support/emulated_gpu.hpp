@@ -13,10 +13,15 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static
 
+using std::copysign;
+using std::fabs;
 using std::fma;
+using std::isfinite;
+using std::nan;
 using std::sqrt;
 
 template <typename Number>
@@ -36,7 +41,7 @@ Number max(Number a, Number b)
 struct Index {
     unsigned x, y, z;
 };
-Index threadIdx, blockIdx;
+Index threadIdx, blockIdx, blockDim;
 
 constexpr size_t stack_nbytes = 1 << 17, shared_nbytes = 232448;
 alignas(16) double memory[shared_nbytes / 8];  // the dynamic shared memory of a block
@@ -112,6 +117,7 @@ int __reduce_add_sync(unsigned, int number)
     for (int lane = 0; lane < 32; ++lane) sum += __shfl_sync(0, number, lane);
     return sum;
 }
+double __drcp_rn(double number) { return 1 / number; }
 int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // In place of `instructions.cuh`.

@@ -22,21 +22,23 @@ HAS_COMPILER = pytest.mark.skipif(
 
 HEADER = Path(__file__).with_suffix(".hpp")
 
-#: Runs all blocks of a grid; the kernel has one argument, a structure.
+#: Runs all blocks of a grid.
 _RUN = """
-using Argument = {argument};
-Argument argument;
+struct Arguments {{
+    {members}
+}} arguments;
 
 void run_thread()
 {{
-    {name}(argument);
+    {name}({values});
     block->is_done[threadIdx.x] = true;
     while (true) yield();
 }}
 
-extern "C" void run(const Argument* given, int num_blocks, int block_size)
+extern "C" void run(const Arguments* given, int num_blocks, int block_size)
 {{
-    argument = *given;
+    std::memcpy(&arguments, given, sizeof arguments);
+    blockDim = {{unsigned(block_size), 1, 1}};
     std::srand(0);
     bool is_turn;
     for (int number = 0; number < num_blocks; ++number) {{
@@ -73,15 +75,15 @@ extern "C" void run(const Argument* given, int num_blocks, int block_size)
 
 
 class EmulatedKernel:
-    """A kernel with one argument, a structure, in place of a `DirectKernel`."""
+    """A kernel on the host, in place of a `DirectKernel`."""
 
-    def __init__(self, folder, file, name, formats, macros, argument):
-        """Compile a kernel into a folder; `argument` is the type of the structure."""
+    def __init__(self, folder, file, name, formats, macros):
+        """Compile a kernel into a folder."""
         text = _drop_instructions(specialise(file, macros))
         # Dynamic shared memory is the header's; the rest of what is shared is static.
         text = re.sub(r"extern __shared__ \w+ memory\[\];", "", text)
         source = folder / f"{name}{len(list(folder.iterdir()))}.cpp"
-        source.write_text(f'#include "{HEADER}"\n{text}{_RUN.format(argument=argument, name=name)}')
+        source.write_text(f'#include "{HEADER}"\n{text}{_write_run(text, name)}')
         library = source.with_suffix(".so")
         command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -92,7 +94,19 @@ class EmulatedKernel:
     def __call__(self, grid, block_size, *values):
         num_blocks, num_parts = grid
         assert num_parts == 1
-        self._run(self._format.pack(*values), num_blocks, block_size)
+        arguments = self._format.pack(*values) + bytes(8)  # a structure may end with padding
+        self._run(arguments, num_blocks, block_size)
+
+
+def _write_run(text, name):
+    """Write the code that calls a kernel, whose arguments become members of a structure."""
+    [parameters] = re.findall(rf"\b{name}\(([^()]*)\)\n{{", text)
+    declarations = [" ".join(parameter.split()) for parameter in parameters.split(",")]
+    # A member is written to, unlike a parameter.
+    declarations = [d if "*" in d else d.removeprefix("const ") for d in declarations]
+    names = [re.search(r"\w+$", declaration)[0] for declaration in declarations]
+    values = ", ".join(f"arguments.{parameter}" for parameter in names)
+    return _RUN.format(members=" ".join(f"{d};" for d in declarations), name=name, values=values)
 
 
 def _drop_instructions(text):

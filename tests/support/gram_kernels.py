@@ -7,7 +7,7 @@ import types
 import numpy as np
 
 from tensorly_flycoo.backend import arrays
-from tensorly_flycoo.loop import gram_products
+from tensorly_flycoo.loop import factor_grams, gram_products
 
 
 class Blocks:
@@ -29,7 +29,8 @@ class Kernels:
     MAX_GRAMS, MAX_SCALES = 3, 3
 
     def __init__(self):
-        self.num_grams = self.num_solves = self.num_fits = self.num_inner = 0
+        self.num_grams = self.num_products = self.num_solves = 0
+        self.num_fits = self.num_inner = 0
 
     def suits_tensor_cores(self, x):
         return x.dtype == np.float32
@@ -43,6 +44,10 @@ class Kernels:
 
     def invert_product(self, grams, scales, rank, dtype):
         return Blocks(np.linalg.pinv(multiply(grams, scales, rank)))
+
+    def multiply_product(self, grams, scales, rank, dtype):
+        self.num_products += 1
+        return multiply(grams, scales, rank)
 
     def solve_rows(self, x, inverse):
         self.num_solves += 1
@@ -77,14 +82,14 @@ def stand_in_kernels(patch):
     """Let NumPy's float32 arrays pass for CuPy's, with their kernels; yield the kernels."""
     made = Kernels()
     is_cupy = lambda x: isinstance(x, np.ndarray)  # noqa: E731
-    for module in (gram_products, arrays):
+    for module in (gram_products, factor_grams, arrays):
         patch.setattr(module, "is_cupy", is_cupy)
     patch.setattr(arrays, "check_place", lambda *_: None)
     patch.setattr(gram_products, "_is_on_gpu", is_cupy)
     patch.setattr(gram_products, "gpu_kernels", lambda: made)
     patch.setattr(gram_products, "_address", lambda array: array.ctypes.data)
     cupy = types.ModuleType("cupy")
-    vars(cupy).update(ones=np.ones, zeros=np.zeros, eye=np.eye, lib=np.lib)
+    vars(cupy).update(ones=np.ones, zeros=np.zeros, eye=np.eye)
     patch.setitem(sys.modules, "cupy", cupy)
     yield made
     gram_products.stop()

@@ -273,10 +273,11 @@ class CudaEngine(CudaPrimitives, Engine):
     measure_steps = staticmethod(updates.measure_steps)
     extrapolate = staticmethod(updates.extrapolate)
     update_rows = staticmethod(row_updates.update_rows)
+    update_rows_until = staticmethod(row_updates.update_rows_until)
 
     def invert_penalized(self, gram: Array) -> tuple[Array, Array]:
-        if tall.suits_rank(len(gram), gram.dtype):
-            return row_updates.invert_penalized(gram)
+        if tall.suits_rank(len(gram), np.dtype(np.float32)):  # of whichever precision
+            return tall.invert_penalized(gram)
         return super().invert_penalized(gram)
 
 

@@ -273,6 +273,16 @@ def wide_rows_macros(method: Method, is_group_lasso: bool, dtype: np.dtype) -> M
     }
 
 
+def add_measures_macros(method: Method) -> Macros:
+    """Specialise `add_measures.cu`."""
+    return {
+        "METHOD": int(method),
+        "NUM_PARTS": tuning.NUM_MEASURE_PARTS,
+        "MAX_STEPS": tuning.MAX_ROW_STEPS,
+        "STEP_MEASURES_LAYOUT": structs.STEP_MEASURES,
+    }
+
+
 def _rule_macros(method: Method, is_group_lasso: bool) -> Macros:
     """Return the macros of kernels that serve several rules."""
     return {

@@ -1,7 +1,14 @@
-"""Updates of the rows of a factor by a rule, on a GPU."""
+"""Updates of the rows of a factor by a rule, on a GPU.
+
+A launch takes some steps of all rows, and each of its blocks measures them. A second launch adds up
+what the blocks measured. If the GPU is to decide how many steps are enough, that launch finds out,
+and a third one takes so many again, or returns at once if none was in vain: the host waits for
+nothing.
+"""
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,15 +16,16 @@ import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
-from ..row_rules import NUM_MEASURES, Method, Operator, RowRule
+from ..row_rules import NUM_MEASURES, Method, Operator, ReadMeasures, RowRule
 from . import launch, tall, tuning
 from .launch import DirectKernel, get_direct_kernel
-from .macros import step_rows_macros, sweep_rows_macros, wide_rows_macros
+from .macros import add_measures_macros, step_rows_macros, sweep_rows_macros, wide_rows_macros
 from .tall import row_stride
-from .updates import add_columns
 
-#: The members of `structs.ROW_UPDATE`, as the module `struct` names them.
-_ROW_UPDATE = "9Q4q4d4i"
+#: The members of `structs.ROW_UPDATE` and of `structs.STEP_MEASURES`, as the module `struct` names
+#: them.
+_ROW_UPDATE = "9Q4q4d4iQ"
+_STEP_MEASURES = "4Qd2i"
 
 #: Rows lie less than this apart, in numbers: distances within 32 rows fit 31 bits.
 _STRIDE_LIMIT = 2**26
@@ -43,18 +51,63 @@ def update_rows(
     matrix: Array,
 ) -> tuple[Array, Array | None, Array]:
     """Implement `Engine.update_rows`; the host waits for nothing."""
-    targets, rows = _make_readable(targets), _make_readable(rows)
-    dual = None if dual is None else _make_readable(dual)
+    targets, rows, dual, matrix = _make_all_readable(targets, rows, dual, matrix)
     new_rows = _make_rows(rows)
     new_dual = None if dual is None else _make_rows(rows)
-    measures = cupy.zeros((num_steps, NUM_MEASURES[rule.method]))
-    if len(rows) > 0:  # no grid is that small
-        matrix = cupy.ascontiguousarray(matrix)
-        for first in range(0, num_steps, tuning.MAX_ROW_STEPS):
-            part = measures[first : first + tuning.MAX_ROW_STEPS]
-            _launch(rule, (targets, rows, dual), (matrix, penalty), (new_rows, new_dual), part)
-            rows, dual = new_rows, new_dual  # the kernels may write what they read
+    num_measures = NUM_MEASURES[rule.method]
+    if len(rows) == 0:  # no grid is that small
+        return new_rows, new_dual, cupy.zeros((num_steps, num_measures))
+    measures = cupy.empty((num_steps, num_measures))
+    for first in range(0, num_steps, tuning.MAX_ROW_STEPS):
+        part = measures[first : first + tuning.MAX_ROW_STEPS]
+        steps = _Steps(
+            rule, (targets, rows, dual), (matrix, penalty), (new_rows, new_dual), len(part)
+        )
+        steps.take()
+        if num_measures > 0:
+            steps.add_measures(part)
+        rows, dual = new_rows, new_dual  # the kernels may write what they read
     return new_rows, new_dual, measures
+
+
+def update_rows_until(
+    rule: RowRule,
+    targets: Array,
+    rows: Array,
+    dual: Array | None,
+    num_steps: int,
+    penalty: Array | None,
+    matrix: Array,
+    tolerance: float,
+    wants_measures: bool,
+) -> tuple[Array, Array | None, ReadMeasures | None] | None:
+    """Implement `Engine.update_rows_until` for the steps of a launch."""
+    if len(rows) == 0 or not 0 < num_steps <= tuning.MAX_ROW_STEPS:
+        return None
+    targets, rows, dual, matrix = _make_all_readable(targets, rows, dual, matrix)
+    new_rows = _make_rows(rows)
+    new_dual = None if dual is None else _make_rows(rows)
+    measures = cupy.empty((num_steps, NUM_MEASURES[rule.method]))
+    num_again = cupy.empty(1, np.int32)
+    report = _take_report(rows.data.device_id) if wants_measures else None
+    steps = _Steps(rule, (targets, rows, dual), (matrix, penalty), (new_rows, new_dual), num_steps)
+    steps.take()
+    steps.add_measures(measures, tolerance, num_again, report)
+    steps.take(num_again)
+    read = None if report is None else functools.partial(report.read, measures.shape)
+    return new_rows, new_dual, read
+
+
+def _make_all_readable(
+    targets: Array, rows: Array, dual: Array | None, matrix: Array
+) -> tuple[Array, Array, Array | None, Array]:
+    """Return the arguments as kernels read them."""
+    return (
+        _make_readable(targets),
+        _make_readable(rows),
+        None if dual is None else _make_readable(dual),
+        cupy.ascontiguousarray(matrix),
+    )
 
 
 def _make_readable(matrix: Array) -> Array:
@@ -69,57 +122,120 @@ def _make_rows(like: Array) -> Array:
     return cupy.empty((num_rows, padded_rank), like.dtype)[:, :rank]
 
 
-def _launch(
-    rule: RowRule,
-    inputs: tuple[Array, Array, Array | None],
-    small: tuple[Array, Array | None],
-    outputs: tuple[Array, Array | None],
-    measures: Array,
-) -> None:
-    """Take as many steps as there are rows of `measures`; write what they measure there."""
-    targets, rows, dual = inputs
-    matrix, penalty = small
-    new_rows, new_dual = outputs
-    num_rows, rank = rows.shape
-    chosen = _get_kernel(
-        rule.method,
-        rule.operator is Operator.GROUP_LASSO,
-        rank,
-        rows.dtype,
-        rows.data.device_id,
-    )
-    rows_per_block = chosen.choose_rows_per_block(num_rows)
-    num_blocks = -(-num_rows // rows_per_block)
-    workspace = cupy.empty((num_blocks * chosen.workspace_rows, rank), rows.dtype)
-    block_sums = cupy.empty((num_blocks, *measures.shape))
-    low, high, scale = _describe_operator(rule)
-    chosen.kernel(
-        (num_blocks, 1),
-        chosen.block_size,
-        targets.data.ptr,
-        rows.data.ptr,
-        launch.find_address(dual),
-        matrix.data.ptr,
-        launch.find_address(penalty),
-        new_rows.data.ptr,
-        launch.find_address(new_dual),
-        workspace.data.ptr,
-        block_sums.data.ptr,
-        num_rows,
-        row_stride(targets),
-        row_stride(rows),
-        0 if dual is None else row_stride(dual),
-        low,
-        high,
-        scale,
-        rule.strength,
-        rank,
-        row_stride(new_rows),
-        rows_per_block,
-        len(measures),
-    )
-    if measures.size > 0:
-        add_columns(block_sums, measures)
+class _Steps:
+    """Some steps of all rows: what launches need for them."""
+
+    def __init__(
+        self,
+        rule: RowRule,
+        inputs: tuple[Array, Array, Array | None],
+        small: tuple[Array, Array | None],
+        outputs: tuple[Array, Array | None],
+        num_steps: int,
+    ) -> None:
+        targets, rows, dual = inputs
+        matrix, penalty = small
+        new_rows, new_dual = outputs
+        num_rows, rank = rows.shape
+        self._method = rule.method
+        self._device_id = rows.data.device_id
+        self._kernel = _get_kernel(
+            rule.method, rule.operator is Operator.GROUP_LASSO, rank, rows.dtype, self._device_id
+        )
+        self._num_steps = num_steps
+        rows_per_block = self._kernel.choose_rows_per_block(num_rows)
+        self._num_blocks = -(-num_rows // rows_per_block)
+        num_workspace_rows = self._num_blocks * self._kernel.workspace_rows
+        self._workspace = cupy.empty((num_workspace_rows, rank), rows.dtype)
+        num_sums = self._num_blocks * num_steps * NUM_MEASURES[rule.method]
+        self._block_sums = cupy.empty(num_sums)
+        self._arguments = (
+            targets.data.ptr,
+            rows.data.ptr,
+            launch.find_address(dual),
+            matrix.data.ptr,
+            launch.find_address(penalty),
+            new_rows.data.ptr,
+            launch.find_address(new_dual),
+            self._workspace.data.ptr,
+            self._block_sums.data.ptr,
+            num_rows,
+            row_stride(targets),
+            row_stride(rows),
+            0 if dual is None else row_stride(dual),
+            *_describe_operator(rule),
+            rule.strength,
+            rank,
+            row_stride(new_rows),
+            rows_per_block,
+            num_steps,
+        )
+
+    def take(self, num_again: Array | None = None) -> None:
+        """Take the steps; or again as many as `num_again` (1,) says, from the same inputs."""
+        self._kernel.kernel(
+            (self._num_blocks, 1),
+            self._kernel.block_size,
+            *self._arguments,
+            launch.find_address(num_again),
+        )
+
+    def add_measures(
+        self,
+        measures: Array,
+        tolerance: float = 0.0,
+        num_again: Array | None = None,
+        report: "_Report | None" = None,
+    ) -> None:
+        """Write what the steps measured, and how many of them to take again, if that is wanted."""
+        kernel, block_size = _get_adding_kernel(self._method, self._device_id)
+        kernel(
+            (1, 1),
+            block_size,
+            self._block_sums.data.ptr,
+            measures.data.ptr,
+            launch.find_address(num_again),
+            0 if report is None else report.address,
+            tolerance,
+            self._num_blocks,
+            self._num_steps,
+        )
+        if report is not None:
+            report.is_written.record(cupy.cuda.get_current_stream())
+
+
+class _Report:
+    """Memory of the host to which a GPU writes what the steps of an update measured."""
+
+    def __init__(self, device_id: int) -> None:
+        # How many steps were needed, and up to four numbers of each.
+        num_numbers = 1 + 4 * tuning.MAX_ROW_STEPS
+        memory = cupy.cuda.alloc_pinned_memory(8 * num_numbers)
+        self.address = memory.ptr
+        self.is_written = cupy.cuda.Event(disable_timing=True)
+        self._numbers = np.frombuffer(memory, np.float64, num_numbers)
+        self._device_id = device_id
+
+    def read(self, shape: tuple[int, int]) -> list[list[float]]:
+        """Wait for the measures of some steps; return those that were needed, and be free again."""
+        self.is_written.synchronize()
+        num_needed = int(self._numbers[0])
+        measures = self._numbers[1 : 1 + math.prod(shape)].reshape(shape)
+        needed = measures[:num_needed].tolist()
+        _free_reports[self._device_id].append(self)
+        return needed
+
+
+#: The reports that are free, by device. One that is never read is lost: a GPU might still write it.
+_free_reports: dict[int, list[_Report]] = defaultdict(list)
+
+
+def _take_report(device_id: int) -> _Report:
+    """Return a report that is free, of the current device."""
+    try:
+        return _free_reports[device_id].pop()
+    except IndexError:
+        return _Report(device_id)
 
 
 def _describe_operator(rule: RowRule) -> tuple[float, float, float]:
@@ -132,6 +248,16 @@ def _describe_operator(rule: RowRule) -> tuple[float, float, float]:
         Operator.GROUP_LASSO: (0.0, 0.0, 1.0),
     }
     return descriptions[rule.operator]
+
+
+@functools.cache
+def _get_adding_kernel(method: Method, device_id: int) -> tuple[DirectKernel, int]:
+    """Return the kernel of `add_measures.cu`, and the threads of its block."""
+    kernel = get_direct_kernel(
+        "add_measures.cu", "add_measures", _STEP_MEASURES, device_id, **add_measures_macros(method)
+    )
+    num_numbers = tuning.MAX_ROW_STEPS * NUM_MEASURES[method]
+    return kernel, tuning.NUM_MEASURE_PARTS * num_numbers
 
 
 @functools.cache
@@ -177,7 +303,9 @@ def _get_stepping_kernel(
         cut.shared_nbytes,
         **step_rows_macros(cut, method, is_group_lasso, dtype),
     )
-    return _Kernel(kernel, cut.block_size, tuning.choose_rows_per_block)
+    step = cut.group_rows * cut.num_groups
+    choose = functools.partial(tuning.choose_rows_per_block, step=step)
+    return _Kernel(kernel, cut.block_size, choose)
 
 
 def _get_wide_kernel(
@@ -194,13 +322,3 @@ def _get_wide_kernel(
     workspace_rows = 0 if method is Method.HALS else 2 * tuning.WIDE_ROWS * tuning.WIDE_WARPS
     block_size = 32 * tuning.WIDE_WARPS
     return _Kernel(kernel, block_size, tuning.choose_wide_rows_per_block, workspace_rows)
-
-
-def invert_penalized(gram: Array) -> tuple[Array, Array]:
-    """Implement `Engine.invert_penalized` for a rank that suits `tall`; the host does not wait."""
-    exact = gram.astype(np.float64)
-    rank = len(exact)
-    penalty = exact.trace() / rank
-    # A matrix of zeros has a pseudo-inverse of zeros.
-    inverse = tall.invert(exact + penalty * cupy.eye(rank))
-    return cupy.ndarray(exact.shape, np.float64, memptr=inverse.memory), penalty

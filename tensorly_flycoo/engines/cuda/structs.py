@@ -63,6 +63,21 @@ ROW_UPDATE = np.dtype(
         ("new_stride", np.int32),
         ("rows_per_block", np.int32),
         ("num_steps", np.int32),
+        ("num_again", np.uint64),
+    ],
+    align=True,
+)
+
+#: `StepMeasures` in `add_measures.cu`.
+STEP_MEASURES = np.dtype(
+    [
+        ("block_sums", np.uint64),
+        ("measures", np.uint64),
+        ("num_again", np.uint64),
+        ("report", np.uint64),
+        ("tolerance", np.float64),
+        ("num_blocks", np.int32),
+        ("num_steps", np.int32),
     ],
     align=True,
 )

@@ -153,9 +153,12 @@ def invert(matrix: Array) -> BlockSums:
 
     Returns what `solve_rows` reads: the inverse (R, R), the matrix, and its condition number.
     """
+    return invert_product([], [_as_scale(matrix)], matrix.shape[0], matrix.dtype)
+
+
+def _as_scale(matrix: Array) -> Scale:
     row_nbytes, column_nbytes = matrix.strides
-    scale = (matrix, row_nbytes // matrix.itemsize, column_nbytes // matrix.itemsize)
-    return invert_product([], [scale], matrix.shape[0], matrix.dtype)
+    return matrix, row_nbytes // matrix.itemsize, column_nbytes // matrix.itemsize
 
 
 def invert_product(
@@ -168,8 +171,33 @@ def invert_product(
     inverse_address = memory.ptr
     product_address = memory.ptr + 8 * rank * rank
     members = _list_members(grams, scales)
-    kernel((1, 1), block_size, *members, rank, inverse_address, product_address)
+    kernel((1, 1), block_size, *members, rank, inverse_address, product_address, 0)
     return BlockSums(memory, memory.ptr, (size,))
+
+
+def invert_penalized(gram: Array) -> tuple[Array, Array]:
+    """Implement `Engine.invert_penalized` for a rank that suits; the host waits for nothing.
+
+    A matrix of zeros has a pseudo-inverse of zeros.
+    """
+    rank = gram.shape[0]
+    results = cupy.empty(rank * rank + 1)
+    inverse = results[:-1].reshape(rank, rank)
+    penalty = results[-1]
+    kernel, block_size = _get_product_kernel("invert", rank, gram.dtype, results.data.device_id)
+    members = _list_members([], [_as_scale(gram)])
+    kernel((1, 1), block_size, *members, rank, inverse.data.ptr, 0, penalty.data.ptr)
+    return inverse, penalty
+
+
+def multiply_product(
+    grams: Sequence[BlockSums], scales: Sequence[Scale], rank: int, dtype: np.dtype
+) -> Array:
+    """Compute, in float64, the product of which `invert_product` computes the inverse."""
+    product = cupy.empty((rank, rank))
+    kernel, block_size = _get_product_kernel("multiply", rank, dtype, product.data.device_id)
+    kernel((1, 1), block_size, *_list_members(grams, scales), rank, product.data.ptr)
+    return product
 
 
 def compute_fit(
@@ -230,8 +258,8 @@ def invert_products(grams: Sequence[Array], dtype: np.dtype) -> Array:
     stacks = [BlockSums(gram.data, gram.data.ptr, (1, rank, rank)) for gram in grams]
     kernel, block_size = _get_product_kernel("invert", rank, dtype, inverses.data.device_id)
     members = _list_members(stacks, [])
-    # The last argument, where the kernel would write the products, is null: nobody reads them.
-    kernel((num_products, 1), block_size, *members, rank, inverses.data.ptr, 0)
+    # Where the kernel would write the products is null: nobody reads them.
+    kernel((num_products, 1), block_size, *members, rank, inverses.data.ptr, 0, 0)
     return inverses
 
 
@@ -380,7 +408,12 @@ def _get_updating_kernel(rank: int, dtype: np.dtype, device_id: int) -> tuple[Di
 
 
 #: The types of the arguments of each kernel of `products.cu`, as `DirectKernel` names them.
-_FORMATS = {"add_grams": "qi2Q", "invert": f"{_PRODUCT}i2Q", "fit": f"{_PRODUCT}iqQdQ"}
+_FORMATS = {
+    "add_grams": "qi2Q",
+    "multiply": f"{_PRODUCT}iQ",
+    "invert": f"{_PRODUCT}i3Q",
+    "fit": f"{_PRODUCT}iqQdQ",
+}
 
 
 @functools.cache

@@ -362,6 +362,9 @@ def cut_tall(rank: int, itemsize: int) -> TallCut:
 #: The most steps of one launch that updates rows: sums for each are in shared memory.
 MAX_ROW_STEPS = 16
 
+#: Parts into which `add_measures.cu` divides the blocks whose measures it adds. Not measured.
+NUM_MEASURE_PARTS = 16
+
 #: Bytes of what a warp measures in a launch: up to four numbers a step.
 _WARP_MEASURES_NBYTES = MAX_ROW_STEPS * 4 * 8
 

@@ -100,13 +100,6 @@ def _launch_and_sum(name: str, like: Array, arguments: Sequence[Any], sums: Arra
         )
 
 
-def add_columns(blocks: Array, sums: Array) -> None:
-    """Write the sums of the few columns of a contiguous float64 matrix, a block for each."""
-    kernel, _ = _get_kernel("add_blocks", sums.dtype, 1, sums.data.device_id)
-    grid = (1, sums.size)
-    kernel(grid, tuning.BLOCK_SIZE, len(blocks), sums.size, blocks.data.ptr, sums.data.ptr)
-
-
 def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[DirectKernel, int]:
     """Return the specialisation for the current device, `device_id`, and its blocks along y."""
     num_columns = min(tuning.BLOCK_SIZE, 1 << (rank - 1).bit_length())

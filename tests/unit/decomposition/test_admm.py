@@ -9,6 +9,7 @@ from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, Progress
 from tensorly_flycoo.decomposition import (
+    admm,
     constrained_parafac,
     non_negative_parafac,
     non_negative_parafac_hals,
@@ -17,6 +18,7 @@ from tensorly_flycoo.decomposition.proximal import project_rows
 from tensorly_flycoo.engines.row_rules import Operator
 from tensorly_flycoo.io.checkpoint import load_checkpoint
 from tensorly_flycoo.spread import array_admm
+from tensorly_flycoo.testing import random_tensor
 
 SHAPE, RANK = (30, 25, 20), 4
 OPTIONS = {"init": "random", "random_state": 0, "n_iter_max": 6, "return_errors": True}
@@ -202,6 +204,38 @@ def test_a_start_that_is_far_too_large_is_left_as_tensorly_leaves_it():
     np.testing.assert_allclose(errors, expected_errors, rtol=1e-9)
     for first, second in zip(found.factors, expected.factors, strict=True):
         np.testing.assert_allclose(first, second, rtol=0, atol=1e-9 * abs(second).max())
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+@pytest.mark.parametrize("linesearch", [False, "nesterov"])
+@pytest.mark.parametrize(("size", "num_refused"), [(1, 1), (30, 3)])
+def test_updates_that_are_taken_back_leave_no_trace(monkeypatch, size, num_refused, linesearch):
+    """Small factors on a GPU are updated provisionally; without positive elements, once more."""
+    x = random_tensor((60, 50, 40), 300, random_state=0)
+    rng = np.random.default_rng(3)
+    factors = [size * rng.random((length, 8)) for length in x.shape]
+    options = {"non_negative": True, "linesearch": linesearch, "tol_outer": -1, "n_iter_max": 8}
+
+    def run():
+        guess = CPTensor((None, list(factors)))
+        return constrained_parafac(x, 8, init=guess, return_errors=True, **options)
+
+    expected, expected_errors = run()
+    confirmed = []
+    confirm = admm.Admm.confirm
+
+    def confirm_and_list(self):
+        confirmed.append(confirm(self))
+        return confirmed[-1]
+
+    monkeypatch.setattr(admm, "_are_small_on_gpu", lambda factors: True)
+    monkeypatch.setattr(admm.Admm, "confirm", confirm_and_list)
+    found, errors = run()
+    assert errors == expected_errors
+    for first, second in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_array_equal(first, second)
+    # After each the host decides for a while: for 1, 2 and then 4 iterations.
+    assert confirmed.count(False) == num_refused
 
 
 @pytest.mark.usefixtures("flycoo_backend")

@@ -56,7 +56,7 @@ def test_each_step_is_looked_at_once_beside_the_first():
 def test_no_steps():
     rows = np.array([1.0])
     result = run_steps(Halving().take_steps, rows, 0, lambda first, last: True, dual=3)
-    assert result == (rows, 3, [])
+    assert (result.rows, result.dual, result.measures) == (rows, 3, [])
 
 
 def test_steps_after_a_final_one_are_not_taken_back():

@@ -3,6 +3,7 @@
 import importlib
 import sys
 import types
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,12 +15,14 @@ from row_rule_statements import (
     check_integers,
     count_exact_steps,
     draw_integers,
+    draw_problem,
 )
 from row_rule_statements import update_rows as state_update
 
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import tuning
-from tensorly_flycoo.engines.row_rules import Method, RowRule
+from tensorly_flycoo.engines.row_rules import Method, Operator, RowRule
+from tensorly_flycoo.loop.row_updates import changes_nothing, run_steps, stops_after
 
 pytestmark = HAS_COMPILER
 
@@ -34,17 +37,51 @@ class DeviceArray(np.ndarray):
     def data(self):
         return SimpleNamespace(ptr=self.ctypes.data, device_id=0)
 
+    def get(self):
+        return np.array(self)
+
+
+class Pinned(np.ndarray):
+    """Memory that passes for pinned."""
+
+    @property
+    def ptr(self):
+        return self.ctypes.data
+
+
+class Event:
+    """What has been recorded is done."""
+
+    def __init__(self, disable_timing):
+        self.is_recorded = False
+
+    def record(self, stream):
+        self.is_recorded = True
+
+    def synchronize(self):
+        assert self.is_recorded
+
 
 class Cupy(types.ModuleType):
     """The functions of CuPy that `row_updates` uses; what is not written is nan."""
 
     ndarray = DeviceArray
 
+    def __init__(self, name):
+        super().__init__(name)
+        self.cuda = SimpleNamespace(
+            alloc_pinned_memory=lambda nbytes: Pinned(nbytes, np.uint8),
+            get_current_stream=lambda: None,
+            Event=Event,
+        )
+
     def zeros(self, shape):
         return np.zeros(shape).view(DeviceArray)
 
     def empty(self, shape, dtype=np.float64):
-        return np.full(shape, np.nan, dtype).view(DeviceArray)
+        array = np.empty(shape, dtype)
+        array.reshape(-1).view(np.uint8).fill(255)
+        return array.view(DeviceArray)
 
     def ascontiguousarray(self, array):
         return np.ascontiguousarray(array).view(DeviceArray)
@@ -63,8 +100,7 @@ def row_updates(monkeypatch, tmp_path, kernels):
     def get_direct_kernel(file, name, formats, device_id, shared_nbytes=0, **macros):
         key = (file, *map(str, macros.values()))
         if key not in kernels:
-            arguments = (file, name, formats, macros, "OwnUpdate")
-            kernels[key] = EmulatedKernel(tmp_path, *arguments)
+            kernels[key] = EmulatedKernel(tmp_path, file, name, formats, macros)
         return kernels[key]
 
     launch = types.ModuleType("launch")
@@ -74,10 +110,8 @@ def row_updates(monkeypatch, tmp_path, kernels):
     tall.row_stride = lambda array: array.strides[0] // array.itemsize
     tall.find_room = lambda device_id: ROOM
     tall.suits_rank = lambda rank, *_: module.has_tensor_cores and rank <= tuning.MAX_TALL_RANK
-    updates = types.ModuleType("updates")
-    updates.add_columns = lambda blocks, sums: np.copyto(sums, blocks.sum(axis=0))
     monkeypatch.setitem(sys.modules, "cupy", Cupy("cupy"))
-    for stand_in in (launch, tall, updates):
+    for stand_in in (launch, tall):
         monkeypatch.setitem(sys.modules, f"{cuda.__name__}.{stand_in.__name__}", stand_in)
         monkeypatch.setattr(cuda, stand_in.__name__, stand_in, raising=False)
     spec = importlib.util.find_spec(MODULE)
@@ -179,3 +213,98 @@ def test_nan_stays_in_its_row(row_updates, rule):
     found, _, _ = row_updates.update_rows(*arguments)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     assert np.isnan(found[3]).any()
+
+
+#: Tolerances that the steps of `draw_problem` meet after a few, after all, or never.
+UNTIL = [
+    pytest.param(RowRule(Method.HALS), 5, (2.0, 0.5, 0.0), id="hals"),
+    pytest.param(RowRule(Method.ADMM, Operator.NON_NEGATIVE), 10, (3.0, 0.2, 1e-9), id="admm"),
+    pytest.param(RowRule(Method.ADMM, Operator.GROUP_LASSO, 0.1), 3, (3.0, 0.3, 0.0), id="group"),
+]
+
+
+def draw_steps(rule, num_rows, dtype):
+    """Draw the arguments of `run_rule` whose steps come nearer and nearer to a solution."""
+    targets, rows, dual, gram = draw_problem(num_rows, 7, dtype)
+    targets, rows, dual, gram = (array.view(DeviceArray) for array in (targets, rows, dual, gram))
+    if rule.method is Method.HALS:
+        return targets, gram, None, abs(100 * rows), None  # the first sweep's error is the largest
+    penalty = np.array(1.0)
+    inverse = np.linalg.inv(gram + np.eye(7))
+    return targets, inverse.view(DeviceArray), penalty.view(DeviceArray), rows, dual
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "dtype", "is_wide"),
+    [(140, np.float32, False), (1, np.float64, False), (6, np.float32, True)],
+)
+@pytest.mark.parametrize(("rule", "num_steps", "tolerances"), UNTIL)
+def test_the_gpu_stops_where_the_host_would(
+    row_updates, rule, num_steps, tolerances, num_rows, dtype, is_wide, monkeypatch
+):
+    """The same steps, to the bit, and measures of those that are needed."""
+    monkeypatch.setattr(tuning, "choose_rows_per_block", lambda _, step=128: step)
+    if is_wide:
+        row_updates.has_tensor_cores = False
+        row_updates.tall.find_room = lambda device_id: 0
+    targets, matrix, penalty, rows, dual = draw_steps(rule, num_rows, dtype)
+    nums_needed = set()
+    for tolerance in tolerances:
+
+        def take_steps(rows, dual, count):
+            return row_updates.update_rows(rule, targets, rows, dual, count, penalty, matrix)
+
+        expected = run_steps(
+            take_steps,
+            rows,
+            num_steps,
+            partial(stops_after, rule.method, tolerance),
+            dual,
+            is_final=partial(changes_nothing, rule.method),
+        )
+        arguments = (rule, targets, rows, dual, num_steps, penalty, matrix, tolerance)
+        for wants_measures in (True, False):
+            found = row_updates.update_rows_until(*arguments, wants_measures)
+            new_rows, new_dual, read = found
+            np.testing.assert_array_equal(new_rows, expected.rows)
+            if dual is not None:
+                np.testing.assert_array_equal(new_dual, expected.dual)
+            if wants_measures:
+                assert read() == expected.measures
+            else:
+                assert read is None
+        nums_needed.add(len(expected.measures))
+    assert num_steps in nums_needed
+    assert len(nums_needed) > 1
+
+
+def test_sweeps_after_a_final_one_are_not_taken_back(row_updates):
+    """The first changes all rows but a column, the second nothing."""
+    rule = RowRule(Method.HALS)
+    targets, rows = np.ones((2, 40, 3), np.float32).view(DeviceArray)
+    rows[:, 0] = 3
+    arguments = (rule, targets, rows, None, 5, None, np.eye(3).view(DeviceArray))
+    found, _, read = row_updates.update_rows_until(*arguments, 0.0, True)
+    np.testing.assert_array_equal(found, targets)
+    assert [num_changes for _, num_changes in read()] == [40, 0]
+
+
+@pytest.mark.parametrize(("num_rows", "num_steps"), [(0, 2), (40, 0), (40, 17)])
+def test_the_host_decides_where_a_launch_does_not_take_all_steps(row_updates, num_rows, num_steps):
+    rule = RowRule(Method.HALS)
+    rows = np.ones((num_rows, 3), np.float32).view(DeviceArray)
+    arguments = (rule, rows, rows, None, num_steps, None, np.eye(3).view(DeviceArray))
+    assert row_updates.update_rows_until(*arguments, 0.0, True) is None
+
+
+def test_reports_are_used_again_after_they_were_read(row_updates):
+    rule = RowRule(Method.HALS)
+    rows = np.ones((40, 3), np.float32).view(DeviceArray)
+    arguments = (rule, rows, rows, None, 2, None, np.eye(3).view(DeviceArray), 0.0, True)
+    _, _, read = row_updates.update_rows_until(*arguments)
+    _, _, read_other = row_updates.update_rows_until(*arguments)
+    assert row_updates._free_reports[0] == []
+    assert read() == read_other() == [[0.0, 0.0]]
+    assert len(row_updates._free_reports[0]) == 2
+    row_updates.update_rows_until(*arguments)
+    assert len(row_updates._free_reports[0]) == 1

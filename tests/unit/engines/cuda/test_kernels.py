@@ -14,6 +14,7 @@ from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.macros import (
     IdBits,
     Ratios,
+    add_measures_macros,
     cut_tile,
     mttkrp_macros,
     pack_macros,
@@ -99,6 +100,7 @@ def specialise_all():
         "sweep_rows.cu": sweep_rows_macros(tuning.cut_sweep(8, 4), dtype),
         "step_rows.cu": step_rows_macros(step_cut, Method.ADMM, False, dtype),
         "wide_rows.cu": wide_rows_macros(Method.ADMM, False, dtype),
+        "add_measures.cu": add_measures_macros(Method.HALS),
         "mersenne_twister.cu": {"VALUE": dtype},
     }
 
@@ -266,6 +268,10 @@ def test_kernels_on_rows_compile(dtype, architecture):
         ("inner_product.cu", {**value, **ROWS, **BLOCK}),
         ("scale_rows.cu", {**value, "NUM_COLUMNS": 32, **BLOCK}),
         ("mersenne_twister.cu", value),
+        *[
+            ("add_measures.cu", add_measures_macros(method))
+            for method in (Method.HALS, Method.ADMM)
+        ],
     ]
     jobs += [("partial_rows.cu", {**value, "NUM_WARPS": num_warps}) for num_warps in (2, 16)]
     for num_factors, num_warps in itertools.product((1, 4), (1, 32)):

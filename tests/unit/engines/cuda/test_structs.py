@@ -38,6 +38,7 @@ LAYOUTS = [
     ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
     ("split_columns.cu", "COLUMNS_LAYOUT"),
     ("products.cu", "PRODUCT_LAYOUT"),
+    ("add_measures.cu", "STEP_MEASURES_LAYOUT"),
     ("step_rows.cu", "ROW_UPDATE_LAYOUT"),
     ("sweep_rows.cu", "ROW_UPDATE_LAYOUT"),
     ("wide_rows.cu", "ROW_UPDATE_LAYOUT"),
@@ -83,7 +84,7 @@ def test_every_structure_is_checked():
     dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
     assert {name.replace("make_", "") + "_dtype" for name in makers} == dtypes
     layouts = {layout.replace("_LAYOUT", "").lower() for _, layout in LAYOUTS}
-    constants = {"field", "product", "row_update"}
+    constants = {"field", "product", "row_update", "step_measures"}
     assert {name.removesuffix("_dtype") for name in dtypes} | constants == layouts
 
 
@@ -142,9 +143,16 @@ def test_the_members_of_a_product():
 
 def test_the_members_of_an_update_of_rows():
     """`row_updates` packs them in this order."""
-    kinds = [structs.ROW_UPDATE[n] for n in range(len(structs.ROW_UPDATE))]
-    assert kinds == [np.dtype(kind) for kind in "Q" * 9 + "q" * 4 + "d" * 4 + "i" * 4]
-    assert structs.ROW_UPDATE.itemsize == struct.calcsize("9Q4q4d4i")
+    check_members(structs.ROW_UPDATE, "Q" * 9 + "q" * 4 + "d" * 4 + "i" * 4 + "Q")
+
+
+def test_the_members_of_the_measures_of_steps():
+    check_members(structs.STEP_MEASURES, "Q" * 4 + "d" + "i" * 2)
+
+
+def check_members(dtype, kinds):
+    assert [dtype[n] for n in range(len(dtype))] == [np.dtype(kind) for kind in kinds]
+    assert dtype.itemsize == struct.calcsize(kinds)
 
 
 def test_ranks():

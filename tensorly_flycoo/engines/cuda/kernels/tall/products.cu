@@ -1,7 +1,9 @@
 // Entry: what ALS does with elementwise products of Gram matrices and small matrices (R, R):
 //
 //   add_grams: adds the Gram matrices of many blocks of rows, SEGMENT consecutive ones to one.
-//   invert: inverts products, or pseudo-inverts those that are singular to rounding.
+//   multiply: computes a product.
+//   invert: inverts products, or pseudo-inverts those that are singular to rounding; ADMM adds the
+//     mean of the diagonal to the diagonal before.
 //   fit: the error of a CP model, |x - model|, from what its last factor was computed with.
 //
 // Mapping: of `add_grams` a block has 256 numbers of a segment, a thread one of them. Of the others
@@ -11,9 +13,10 @@
 //   more than one product, each of `grams` is a stack with a matrix for each.
 // Bytes: the blocks once; none per nonzero. A launch takes less time than a trip to the host.
 // Writes and determinism: one matrix (R, R) for each segment, whose blocks are added in their
-//   order; the inverse in double precision, in C order, nan if the matrix is not finite, and if
-//   wanted the product and its condition number (1 if it is singular); one number in double
-//   precision, to memory of the GPU or pinned memory of the host. All orders are fixed.
+//   order; the product or its inverse in double precision, in C order, nan if the matrix is not
+//   finite, and if wanted the product and its condition number (1 if it is singular), or what was
+//   added to the diagonal; one number in double precision, to memory of the GPU or pinned memory of
+//   the host. All orders are fixed.
 // Source: Hestenes, Journal of the SIAM 6(1), 1958 (one-sided rotations).
 // MACRO VALUE: float or double, the type of factors and of small matrices but Gram matrices
 // MACRO TILES: rows of a lane, 1, 2 or 4
@@ -106,6 +109,21 @@ extern "C" __global__ void add_grams(long long num_blocks, int rank, const doubl
     double total[1] = {};
     add_blocks(total, blocks + first * size + number, count, size, 0, 1);
     sums[segment * size + number] = total[0];
+}
+
+extern "C" __global__ void __launch_bounds__(num_threads, 1)
+    multiply(const Product product, int rank, double* product_out)
+{
+#pragma unroll 1
+    for (int row = threadIdx.x / 32; row < rank; row += num_warps) {
+        double numbers[TILES];
+        read_row(numbers, product, row, rank);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            const int column = threadIdx.x % 32 + 32 * i;
+            if (column < rank) product_out[row * rank + column] = numbers[i];
+        }
+    }
 }
 
 constexpr double epsilon = sizeof(VALUE) == 4 ? 1.1920928955078125e-07 : 2.220446049250313e-16;
@@ -316,6 +334,19 @@ __device__ __noinline__ void pseudo_invert(Matrix& left, const double* scales, d
     }
 }
 
+// Adds the mean of the diagonal to it; returns that. All threads of a block call it.
+__device__ inline double add_mean(Matrix& matrix, int rank)
+{
+    const int lane = threadIdx.x % 32;
+    double sum = 0;
+    for (int i = lane; i < rank; i += 32) sum += matrix[i][i];
+    const double mean = sum_of_warp(sum) / rank;
+    __syncthreads();
+    for (int i = threadIdx.x; i < rank; i += num_threads) matrix[i][i] += mean;
+    __syncthreads();
+    return mean;
+}
+
 // Rows and columns are scaled to a diagonal of ones, so that a component much smaller than another
 // does not make the matrix look singular. (One that is so small that underflow takes its digits is
 // not scaled: it has vanished, and gets zeros.) Then follows Gauss-Jordan elimination, which needs
@@ -324,9 +355,10 @@ __device__ __noinline__ void pseudo_invert(Matrix& left, const double* scales, d
 // rotations of pairs of columns replaces it.
 //
 // `inverses` has (R, R) for each product; for a single one, `product_out` may have another (R, R)
-// for the product itself, and a number for its condition.
+// for the product itself, and a number for its condition. With a `penalty`, one number, the mean of
+// the diagonal is written there and added to the diagonal.
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
-    invert(const Product product, int rank, double* inverses, double* product_out)
+    invert(const Product product, int rank, double* inverses, double* product_out, double* penalty)
 {
     extern __shared__ double memory[];
     Matrix& matrix = *reinterpret_cast<Matrix*>(memory);
@@ -343,11 +375,17 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
             if (product_out && row < rank && column < rank) {
                 product_out[row * rank + column] = own[i];
             }
-            if (row != column) continue;
-            const double diagonal = fabs(own[i]);
-            const bool is_scaled = diagonal > tiny / epsilon && isfinite(diagonal);
-            scales[row] = is_scaled ? 1 / sqrt(diagonal) : 1;
         }
+    }
+    __syncthreads();
+    if (penalty) {
+        const double mean = add_mean(matrix, rank);
+        if (threadIdx.x == 0) *penalty = mean;
+    }
+    for (int i = threadIdx.x; i < width; i += num_threads) {
+        const double diagonal = fabs(matrix[i][i]);
+        const bool is_scaled = diagonal > tiny / epsilon && isfinite(diagonal);
+        scales[i] = is_scaled ? 1 / sqrt(diagonal) : 1;
     }
     __syncthreads();
     Numbers numbers;

@@ -34,6 +34,15 @@ struct RowUpdate {
     int new_stride;
     int rows_per_block;
     int num_steps;
+    // How many steps of an earlier launch to take again, from the same inputs; or null. It has been
+    // found meanwhile, by `add_measures.cu`.
+    const int* num_again;
+
+    // Returns how many steps to take: none if those of the earlier launch were not too many.
+    __device__ __forceinline__ int count_steps() const
+    {
+        return num_again ? *num_again : num_steps;
+    }
 };
 
 // A proximal operator: it subtracts from a number the nearest one between `low` and `high`, and

@@ -152,6 +152,8 @@ __device__ __forceinline__ void end_splitting(const Operator<VALUE>& prox, Share
 
 extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) step_rows(OwnUpdate update)
 {
+    const int num_steps = update.count_steps();
+    if (num_steps == 0) return;
     extern __shared__ double memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const Place place;
@@ -184,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) step_rows(O
             if (METHOD == splitting) number.d = read(update.dual, update.dual_stride, row, column);
         });
 #pragma unroll 1
-        for (int step = 0; step < update.num_steps; ++step, turn ^= 1) {
+        for (int step = 0; step < num_steps; ++step, turn ^= 1) {
             Strip<double, GROUP_ROWS> products = {};
             multiply_rows(shared, place, turn, penalty, numbers, products);
             if constexpr (METHOD == splitting) {
@@ -198,5 +200,5 @@ extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) step_rows(O
             if (METHOD == splitting) write(update.new_dual, number.d, row, column);
         });
     }
-    shared.measures.write(update.block_sums, update.num_steps);
+    shared.measures.write(update.block_sums, num_steps);
 }

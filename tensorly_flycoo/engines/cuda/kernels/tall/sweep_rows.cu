@@ -221,6 +221,8 @@ struct Rows {
 
 extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) sweep_rows(OwnUpdate update)
 {
+    const int num_steps = update.count_steps();
+    if (num_steps == 0) return;
     extern __shared__ Load memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -247,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) sweep_rows(
         find_minimisers(tile, shared.inverses, count, strength, lane);
         double squares = 0;
         int num_changes = 1;
-        for (int step = 0; step < update.num_steps; ++step) {
+        for (int step = 0; step < num_steps; ++step) {
             if (num_changes > 0) {  // else the sweep is as the last one
                 own.sweep(shared, &tile[lane], rank);
                 squares = sum_of_warp(own.add_spreads());
@@ -266,5 +268,5 @@ extern "C" __global__ void __launch_bounds__(block_size, MIN_BLOCKS) sweep_rows(
         store_tile(update.new_rows + (start + first) * update.new_stride, update.new_stride, tile,
                    count, lane);
     }
-    shared.measures.write(update.block_sums, update.num_steps);
+    shared.measures.write(update.block_sums, num_steps);
 }

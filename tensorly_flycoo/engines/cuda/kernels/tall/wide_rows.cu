@@ -178,6 +178,8 @@ __device__ __forceinline__ void copy_rows(Matrix<const VALUE> from, Matrix<VALUE
 
 extern "C" __global__ void __launch_bounds__(32 * NUM_WARPS, 4) wide_rows(OwnUpdate update)
 {
+    const int num_steps = update.count_steps();
+    if (num_steps == 0) return;
     __shared__ Shared measures;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int rank = update.rank, new_stride = update.new_stride;
@@ -204,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(32 * NUM_WARPS, 4) wide_rows(OwnUpd
                      update.matrix};
         copy_rows(rows.skip(first), tile.x, count, rank);
         if (METHOD == splitting) copy_rows(dual.skip(first), tile.d, count, rank);
-        for (int step = 0; step < update.num_steps; ++step) {
+        for (int step = 0; step < num_steps; ++step) {
             if constexpr (METHOD == splitting) {
                 VALUE squares[4] = {};
                 tile.split_all(prox, penalty, squares);
@@ -222,5 +224,5 @@ extern "C" __global__ void __launch_bounds__(32 * NUM_WARPS, 4) wide_rows(OwnUpd
             }
         }
     }
-    measures.write(update.block_sums, update.num_steps);
+    measures.write(update.block_sums, num_steps);
 }
