@@ -1,8 +1,8 @@
 """The alternating direction method of multipliers (ADMM) for a factor under a constraint."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -48,6 +48,8 @@ class Admm:
         self._duals = {mode: _make_zeros(factors[mode]) for mode in modes}
         # How far a factor is from its unconstrained copy, relatively; unknown before an update.
         self.violations: dict[int, Any] = dict.fromkeys(modes, math.inf)
+        # Where a step of the last update left nothing above zero, as one of the next may.
+        self._levelled_modes: set[int] = set()
 
     def resume(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on where `save_state` was called; refuse the state of other free modes."""
@@ -84,9 +86,11 @@ class Admm:
         if constraint.operator is not None:
             rule = RowRule(Method.ADMM, constraint.operator, constraint.strength)
             take_rows = partial(update_rows, rule, product, inverse, penalty)
-            updated = self._run(take_rows, factor, mode)
-            if constraint.operator is Operator.NON_NEGATIVE and _has_zeros_alone(updated):
-                updated = self._run(take_whole, factor, mode, batch_size=1)
+            if constraint.operator is Operator.NON_NEGATIVE:
+                take_levels = _LevelledSteps(rule, product, inverse, penalty)
+                updated = self._run_non_negative(take_rows, take_levels, take_whole, factor, mode)
+            else:
+                updated = self._run(take_rows, factor, mode)
         elif constraint.is_separable:
             take_blocks = partial(step_blocks, constraint.project, product, penalty, inverse)
             updated = self._run(take_blocks, factor, mode)
@@ -98,6 +102,30 @@ class Admm:
         if updated.measures:
             self.violations[mode] = _measure_violation(updated.measures[-1], factor.dtype)
         return updated.rows
+
+    def _run_non_negative(
+        self,
+        take_rows: TakeSteps,
+        take_levels: "_LevelledSteps",
+        take_whole: TakeSteps,
+        factor: Array,
+        mode: int,
+    ) -> UpdatedRows:
+        """Take the steps of TensorLy's operator, `clip_negative`.
+
+        It is that of the kernels, but where it sets all elements of a factor to the largest.
+        """
+        if mode not in self._levelled_modes:
+            updated = self._run(take_rows, factor, mode)
+            if not _has_zeros_alone(updated):
+                return updated
+        if not take_levels.has_kernel():
+            return self._run(take_whole, factor, mode, batch_size=1)
+        updated = self._run(take_levels, factor, mode)
+        self._levelled_modes.discard(mode)
+        if take_levels.has_found:
+            self._levelled_modes.add(mode)
+        return updated
 
     def _run(
         self, take_steps: TakeSteps, factor: Array, mode: int, batch_size: int = BATCH_SIZE
@@ -114,11 +142,34 @@ class Admm:
         return bool(gap < self._tol * size and change < self._tol * dual_size)
 
 
-def _has_zeros_alone(updated: UpdatedRows) -> bool:
-    """Return whether a step has left no element above zero.
+@dataclass
+class _LevelledSteps:
+    """Takes non-negative steps that may leave nothing above zero, without whole arrays."""
 
-    There TensorLy's operator is another one, `clip_negative`, which sees all rows.
-    """
+    rule: RowRule
+    product: Array
+    inverse: Array
+    penalty: Array
+    has_found: bool = False  # such a step
+
+    def has_kernel(self) -> bool:
+        return not isinstance(self.product, RowShards) and self._find_levels is not None
+
+    def __call__(self, rows: Array, dual: Array, num_steps: int) -> tuple[Any, Any, Array]:
+        assert self._find_levels is not None
+        arguments = (rows, dual, num_steps)
+        levels = self._find_levels(self.product, *arguments, self.penalty, self.inverse)
+        self.has_found |= not np.isnan(levels).all()
+        rule = replace(self.rule, levels=levels)
+        return update_rows(rule, self.product, self.inverse, self.penalty, *arguments)
+
+    @property
+    def _find_levels(self) -> Callable[..., tuple[float, ...]] | None:
+        return engine_of(self.product).find_levels
+
+
+def _has_zeros_alone(updated: UpdatedRows) -> bool:
+    """Return whether a step of the kernels has left no element above zero."""
     return any(size == 0 for _, size, _, _ in updated.measures)
 
 

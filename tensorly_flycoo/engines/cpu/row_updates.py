@@ -54,6 +54,7 @@ _NON_NEGATIVE = int(Operator.NON_NEGATIVE)
 _L1 = int(Operator.L1)
 _L2_SQUARE = int(Operator.L2_SQUARE)
 _GROUP_LASSO = int(Operator.GROUP_LASSO)
+_LEVEL = len(Operator)  # of this file alone: all elements become the strength
 
 
 def update_rows(
@@ -72,11 +73,8 @@ def update_rows(
     sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
     num_blocks = -(-num_rows // sizes[1])
     measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
-    system = (
-        make_readable(targets),
-        np.ascontiguousarray(matrix, dtype),
-        dtype.type(rule.strength),
-    )
+    system = (make_readable(targets), np.ascontiguousarray(matrix, dtype))
+    strength = dtype.type(rule.strength)
     before = make_readable(rows)
     work_ns = rows.size * num_steps * (rank + 8) / 16
     updated_dual = None
@@ -89,10 +87,12 @@ def update_rows(
             num_blocks,
             sizes,
             system,
-            (int(rule.operator), dtype.type(penalty)),
+            dtype.type(penalty),
+            _list_operators(rule, num_steps, dtype),
             (before, make_readable(dual)),
             (updated, updated_dual),
             measures,
+            np.empty((num_blocks, 0, rank), dtype),
             _choose_lanes(updated),
             work_ns=work_ns,
         )
@@ -102,6 +102,7 @@ def update_rows(
             num_blocks,
             sizes,
             system,
+            strength,
             _split_gram(system[1]),
             before,
             updated,
@@ -116,6 +117,7 @@ def update_rows(
             num_blocks,
             sizes,
             system,
+            strength,
             before,
             updated,
             num_steps,
@@ -123,6 +125,49 @@ def update_rows(
             work_ns=work_ns,
         )
     return updated, updated_dual, measures.sum(axis=0)
+
+
+def find_peaks(
+    rule: RowRule, targets: Array, rows: Array, dual: Array, penalty: Array, matrix: Array
+) -> Array:
+    """Return the largest element of each column before it is projected, float64 (num_steps, R).
+
+    The arguments are those of `Engine.update_rows`, with a level for each step.
+    """
+    num_rows, rank = rows.shape
+    dtype = rows.dtype
+    num_steps = len(rule.levels)
+    sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
+    num_blocks = -(-num_rows // sizes[1])
+    peaks = np.full((num_blocks, num_steps, rank), -np.inf, dtype)
+    no_rows = np.empty((0, rank), dtype)
+    threads.launch(
+        _run_admm,
+        num_blocks,
+        sizes,
+        (make_readable(targets), np.ascontiguousarray(matrix, dtype)),
+        dtype.type(penalty),
+        _list_operators(rule, num_steps, dtype),
+        (make_readable(rows), make_readable(dual)),
+        (no_rows, no_rows),
+        np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method])),
+        peaks,
+        _choose_lanes(rows),
+        work_ns=rows.size * num_steps * (rank + 8) / 16,
+    )
+    return peaks.max(axis=0, initial=-np.inf).astype(np.float64)
+
+
+def _list_operators(rule: RowRule, num_steps: int, dtype: np.dtype) -> tuple[Array, Array]:
+    """Return the operator of each step of ADMM, and its strength."""
+    operators = np.full(num_steps, int(rule.operator))
+    strengths = np.full(num_steps, rule.strength, dtype)
+    if rule.levels:
+        levels = np.array(rule.levels[:num_steps], dtype)
+        has_level = ~np.isnan(levels)
+        operators[has_level] = _LEVEL
+        strengths[has_level] = levels[has_level]
+    return operators, strengths
 
 
 def _choose_lanes(rows: Array) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -212,7 +257,7 @@ def _shorten_rows(
 
 @subroutine
 def _project(numbers: Any, operator: int, strength: Any, zero: Any, lanes: Any) -> Any:
-    """Apply a proximal operator to a vector of elements; those of group lasso have had theirs."""
+    """Apply a proximal operator to a vector of elements; some have had theirs."""
     zeros = spread(zero, lanes)
     if operator == _NON_NEGATIVE:
         return where_less(numbers, zeros, zeros, numbers)  # nan stays nan
@@ -227,16 +272,30 @@ def _project(numbers: Any, operator: int, strength: Any, zero: Any, lanes: Any) 
 
 
 @subroutine
+def _raise_peaks(peaks: Array, split: Array, dual: Array, size: int, columns: Any) -> None:
+    """Raise the largest elements of ``split - dual``, (1, R), to those of the first `size` rows."""
+    line = np.uint64(0)
+    rank = dual.shape[1]
+    for step in range(0, rank, len(columns)):
+        column = np.uint64(min(step, rank - len(columns)))
+        peak = load(peaks, line, column, columns)
+        for i in range(np.uint64(size)):
+            numbers = load(split, i, column, columns) - load(dual, i, column, columns)
+            largest = where_less(peak, numbers, numbers, peak)
+            peak = where_different(numbers, numbers, numbers, largest)  # nan stays nan
+        store(peak, peaks, line, column)
+
+
+@subroutine
 def _finish_step(
-    chunks: Any, count: int, scales: Any, strength: Any, sums: Array, lanes: Any
+    chunks: Any, count: int, penalty: Any, operator: int, strength: Any, sums: Array, lanes: Any
 ) -> None:
     """Project ``split - dual``, and find what follows from it, of the first `count` numbers.
 
-    That is the dual variable, the next right side, and the squared norms that ADMM looks at. In a
-    chunk of group lasso `projected` is given.
+    That is the dual variable, the next right side, and the squared norms that ADMM looks at. What
+    is `projected` already is taken from there.
     """
     target, rows, dual, right, split, projected = chunks
-    operator, penalty = scales
     zero = strength - strength
     penalties = spread(penalty, lanes)
     gap = spread(zero, lanes)
@@ -249,7 +308,7 @@ def _finish_step(
         y = load(split, line, e, lanes)
         d = load(dual, line, e, lanes)
         before = load(rows, line, e, lanes)
-        if operator == _GROUP_LASSO:
+        if operator >= _GROUP_LASSO:
             after = load(projected, line, e, lanes)
         else:
             after = _project(y - d, operator, strength, zero, lanes)
@@ -275,16 +334,22 @@ def _run_admm(
     last: int,
     sizes: Any,
     system: Any,
-    scales: Any,
+    penalty: Any,
+    steps: Any,
     before: Any,
     after: Any,
     measures: Array,
+    peaks: Array,
     lanes: Any,
 ) -> None:
-    """Run all steps of ADMM on some blocks of rows."""
+    """Run all steps of ADMM on some blocks of rows.
+
+    `steps` are the operator of each step and its strength. Unless they have no steps, `peaks` are
+    raised to the largest element of each column before it is projected. `after` may have no rows.
+    """
     chunk_rows, block_rows = sizes
-    targets, inverse, strength = system
-    operator, penalty = scales
+    targets, inverse = system
+    operators, strengths = steps
     rows_before, dual_before = before
     rows_after, dual_after = after
     num_rows, rank = targets.shape
@@ -318,11 +383,20 @@ def _run_admm(
                     right[i, r] = target[i, r] + penalty * (rows[i, r] + dual[i, r])
             for step in range(measures.shape[1]):
                 _multiply_chunk(right, inverse, split, size, lanes)
+                if peaks.shape[1] > 0:
+                    _raise_peaks(peaks[block, step : step + 1], split, dual, size, lanes[0])
+                operator = operators[step]
+                strength = strengths[step]
                 if operator == _GROUP_LASSO:
                     _shorten_rows(projected, split, dual, size, strength)
-                _finish_step(lines, count, scales, strength, measures[block, step], lanes[2])
-            _copy_rows(rows_after, start, rows, 0, size)
-            _copy_rows(dual_after, start, dual, 0, size)
+                elif operator == _LEVEL:
+                    projected[:size] = strength
+                    projected[size:] = 0
+                sums = measures[block, step]
+                _finish_step(lines, count, penalty, operator, strength, sums, lanes[2])
+            if rows_after.shape[0] > 0:
+                _copy_rows(rows_after, start, rows, 0, size)
+                _copy_rows(dual_after, start, dual, 0, size)
     end_flushing(control)
 
 
@@ -332,6 +406,7 @@ def _multiply(
     last: int,
     sizes: Any,
     system: Any,
+    least: Any,
     before: Array,
     after: Array,
     num_steps: int,
@@ -339,7 +414,7 @@ def _multiply(
 ) -> None:
     """Run multiplicative updates on some blocks of rows."""
     chunk_rows, block_rows = sizes
-    targets, gram, least = system
+    targets, gram = system
     num_rows, rank = targets.shape
     shape = (_pad(chunk_rows), rank)
     target = np.zeros(shape, targets.dtype)
@@ -461,6 +536,7 @@ def _run_hals(
     last: int,
     sizes: Any,
     system: Any,
+    shift: Any,
     weights: Any,
     before: Array,
     after: Array,
@@ -473,7 +549,7 @@ def _run_hals(
     A chunk is transposed, so that its rows are computed side by side.
     """
     chunk_rows, block_rows = sizes
-    targets, gram, shift = system
+    targets, gram = system
     num_rows, rank = targets.shape
     shape = (weights[2].shape[0], chunk_rows)
     target = np.zeros(shape, gram.dtype)
