@@ -132,6 +132,7 @@ def find_peaks(
 ) -> Array:
     """Return the largest element of each column before it is projected, float64 (num_steps, R).
 
+    All are nan in a step that has one.
     The arguments are those of `Engine.update_rows`, with a level for each step.
     """
     num_rows, rank = rows.shape
@@ -140,6 +141,7 @@ def find_peaks(
     sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
     num_blocks = -(-num_rows // sizes[1])
     peaks = np.full((num_blocks, num_steps, rank), -np.inf, dtype)
+    measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
     no_rows = np.empty((0, rank), dtype)
     threads.launch(
         _run_admm,
@@ -150,12 +152,15 @@ def find_peaks(
         _list_operators(rule, num_steps, dtype),
         (make_readable(rows), make_readable(dual)),
         (no_rows, no_rows),
-        np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method])),
+        measures,
         peaks,
         _choose_lanes(rows),
         work_ns=rows.size * num_steps * (rank + 8) / 16,
     )
-    return peaks.max(axis=0, initial=-np.inf).astype(np.float64)
+    largest = peaks.max(axis=0, initial=-np.inf).astype(np.float64)
+    has_nan = np.isnan(measures.sum(axis=(0, 2)))
+    largest[has_nan] = np.nan  # comparisons leave them out
+    return largest
 
 
 def _list_operators(rule: RowRule, num_steps: int, dtype: np.dtype) -> tuple[Array, Array]:
@@ -256,18 +261,16 @@ def _shorten_rows(
 
 
 @subroutine
-def _project(numbers: Any, operator: int, strength: Any, zero: Any, lanes: Any) -> Any:
+def _project(numbers: Any, operator: int, strengths: Any, zeros: Any, ones: Any) -> Any:
     """Apply a proximal operator to a vector of elements; some have had theirs."""
-    zeros = spread(zero, lanes)
     if operator == _NON_NEGATIVE:
         return where_less(numbers, zeros, zeros, numbers)  # nan stays nan
     if operator == _L1:
-        distance = spread(strength, lanes)
-        above = where_less(distance, numbers, numbers - distance, zeros)
-        below = where_less(numbers, zeros - distance, numbers + distance, zeros)
+        above = where_less(strengths, numbers, numbers - strengths, zeros)
+        below = where_less(numbers, zeros - strengths, numbers + strengths, zeros)
         return where_different(numbers, numbers, numbers, above + below)
     if operator == _L2_SQUARE:
-        return numbers / spread(strength + strength + type(strength)(1), lanes)
+        return numbers / (ones + strengths + strengths)
     return numbers
 
 
@@ -281,8 +284,7 @@ def _raise_peaks(peaks: Array, split: Array, dual: Array, size: int, columns: An
         peak = load(peaks, line, column, columns)
         for i in range(np.uint64(size)):
             numbers = load(split, i, column, columns) - load(dual, i, column, columns)
-            largest = where_less(peak, numbers, numbers, peak)
-            peak = where_different(numbers, numbers, numbers, largest)  # nan stays nan
+            peak = where_less(peak, numbers, numbers, peak)
         store(peak, peaks, line, column)
 
 
@@ -296,12 +298,14 @@ def _finish_step(
     is `projected` already is taken from there.
     """
     target, rows, dual, right, split, projected = chunks
-    zero = strength - strength
+    zeros = spread(dual.dtype.type(0), lanes)
+    ones = spread(dual.dtype.type(1), lanes)
     penalties = spread(penalty, lanes)
-    gap = spread(zero, lanes)
-    size = gap
-    change = gap
-    dual_size = gap
+    strengths = spread(strength, lanes)
+    gap = zeros
+    size = zeros
+    change = zeros
+    dual_size = zeros
     line = np.uint64(0)
     for place in range(0, count, len(lanes)):
         e = np.uint64(place)
@@ -311,7 +315,7 @@ def _finish_step(
         if operator >= _GROUP_LASSO:
             after = load(projected, line, e, lanes)
         else:
-            after = _project(y - d, operator, strength, zero, lanes)
+            after = _project(y - d, operator, strengths, zeros, ones)
         difference = after - y
         step = after - before
         d = d + difference
