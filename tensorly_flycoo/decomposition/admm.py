@@ -1,8 +1,8 @@
 """The alternating direction method of multipliers (ADMM) for a factor under a constraint."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -68,6 +68,8 @@ class Admm:
         self._unconfirmed: dict[int, UpdatedRows] = {}  # by mode
         self._num_decided = 0  # iterations to come for which the host decides at once
         self._pause = 1  # how many these will be the next time
+        # Where a step of the last update left nothing above zero, as one of the next may.
+        self._levelled_modes: set[int] = set()
 
     def resume(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on where `save_state` was called; refuse the state of other free modes."""
@@ -110,9 +112,8 @@ class Admm:
             rule = RowRule(Method.ADMM, constraint.operator, constraint.strength)
             if constraint.operator is Operator.NON_NEGATIVE and not self._is_provisional:
                 take_rows = partial(update_rows, rule, product, inverse, penalty)
-                updated = self._run(take_rows, factor, mode)
-                if self._needs_all_rows(mode, updated):
-                    updated = self._run(take_whole, factor, mode, batch_size=1)
+                take_levels = _LevelledSteps(rule, product, inverse, penalty)
+                updated = self._run_non_negative(take_rows, take_levels, take_whole, factor, mode)
             else:
                 dual = self._duals[mode]
                 updated = run_rule(
@@ -137,21 +138,41 @@ class Admm:
         self._unconfirmed = {}
         for mode, updated in updates.items():
             self.violations[mode] = _measure_violation(updated)
-        if not any(self._needs_all_rows(*update) for update in updates.items()):
+        if not any(self._needs_levels(*update) for update in updates.items()):
             return True
         self._is_provisional = False
         self._num_decided = self._pause
         self._pause *= 2
         return False
 
-    def _needs_all_rows(self, mode: int, updated: UpdatedRows) -> bool:
-        """Return whether a step has left no element above zero, where none may be negative.
+    def _needs_levels(self, mode: int, updated: UpdatedRows) -> bool:
+        """Return whether the kernels have taken a step for which TensorLy's operator is another."""
+        is_non_negative = self._constraints[mode].operator is Operator.NON_NEGATIVE
+        return is_non_negative and _has_zeros_alone(updated)
 
-        There TensorLy's operator is another one, `clip_negative`, which sees all rows.
+    def _run_non_negative(
+        self,
+        take_rows: TakeSteps,
+        take_levels: "_LevelledSteps",
+        take_whole: TakeSteps,
+        factor: Array,
+        mode: int,
+    ) -> UpdatedRows:
+        """Take the steps of TensorLy's operator, `clip_negative`.
+
+        It is that of the kernels, but where it sets all elements of a factor to the largest.
         """
-        if self._constraints[mode].operator is not Operator.NON_NEGATIVE:
-            return False
-        return any(size == 0 for _, size, _, _ in updated.measures)
+        if mode not in self._levelled_modes:
+            updated = self._run(take_rows, factor, mode)
+            if not _has_zeros_alone(updated):
+                return updated
+        if not take_levels.has_kernel():
+            return self._run(take_whole, factor, mode, batch_size=1)
+        updated = self._run(take_levels, factor, mode)
+        self._levelled_modes.discard(mode)
+        if take_levels.has_found:
+            self._levelled_modes.add(mode)
+        return updated
 
     def _run(
         self, take_steps: TakeSteps, factor: Array, mode: int, batch_size: int = BATCH_SIZE
@@ -165,6 +186,37 @@ class Admm:
 def _are_small_on_gpu(factors: Sequence[Any]) -> bool:
     """Return whether factors are on one GPU, and copies of them are cheap."""
     return all(map(is_cupy, factors)) and sum(factor.size for factor in factors) < _SMALL_SIZE
+
+
+@dataclass
+class _LevelledSteps:
+    """Takes non-negative steps that may leave nothing above zero, without whole arrays."""
+
+    rule: RowRule
+    product: Array
+    inverse: Array
+    penalty: Array
+    has_found: bool = False  # such a step
+
+    def has_kernel(self) -> bool:
+        return not isinstance(self.product, RowShards) and self._find_levels is not None
+
+    def __call__(self, rows: Array, dual: Array, num_steps: int) -> tuple[Any, Any, Array]:
+        assert self._find_levels is not None
+        arguments = (rows, dual, num_steps)
+        levels = self._find_levels(self.product, *arguments, self.penalty, self.inverse)
+        self.has_found |= not np.isnan(levels).all()
+        rule = replace(self.rule, levels=levels)
+        return update_rows(rule, self.product, self.inverse, self.penalty, *arguments)
+
+    @property
+    def _find_levels(self) -> Callable[..., tuple[float, ...]] | None:
+        return engine_of(self.product).find_levels
+
+
+def _has_zeros_alone(updated: UpdatedRows) -> bool:
+    """Return whether a step of the kernels has left no element above zero."""
+    return any(size == 0 for _, size, _, _ in updated.measures)
 
 
 def _measure_violation(updated: UpdatedRows) -> float:

@@ -43,6 +43,8 @@ class Engine(Primitives, ABC):
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
     # Makes what copies host records to the current device, a `CudaStager`; None on the CPU.
     make_stager: Callable[[], Any] | None = None
+    # Finds the levels of a `RowRule`, as `cpu.levels`; None where only whole arrays do.
+    find_levels: Callable[..., tuple[float, ...]] | None = None
     entries: type[PieceEntries] = PieceEntries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 

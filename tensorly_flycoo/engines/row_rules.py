@@ -53,9 +53,10 @@ class RowRule:
         With a scaled dual variable d, a penalty p and :math:`P = (G + p I)^{-1}`:
         :math:`y \leftarrow (m + p (x + d)) P`, x' the proximal operator of :math:`y - d`, and
         :math:`d \leftarrow d + x' - y`. Measures the squared norms of :math:`x' - y`, of x', of
-        :math:`x' - x` and of d.
+        :math:`x' - x` and of d. Where a step has a level, x' is that number in all elements.
     """
 
     method: Method
     operator: Operator = Operator.NONE  # of ADMM
     strength: float = 0.0
+    levels: tuple[float, ...] = ()  # of ADMM, by steps, nan for none: from `Engine.find_levels`

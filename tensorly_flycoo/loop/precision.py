@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
-import numpy as np
-
 from ..base.array_modules import Array
 from ..base.checks import check_choice
 from ..engines.narrow_rows import NARROW_FORMATS, NarrowRows

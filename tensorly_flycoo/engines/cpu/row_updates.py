@@ -12,26 +12,39 @@ from numpy import ndarray as Array
 
 from ..row_rules import NUM_MEASURES, Method, Operator, RowRule
 from . import threads
-from .compiling import allocating_kernel, fast_sum, subroutine
-from .mttkrp import (
-    ROW_NBYTES,
-    add_multiple,
-    add_product,
-    count_lanes,
-    fill_row,
-    new_row_of_zeros,
-    point_at_row,
-    store_row,
-)
+from .compiling import allocating_kernel, subroutine
+from .mttkrp import count_lanes
 from .products import make_readable
 from .subnormals import begin_flushing, end_flushing
+from .vectors import (
+    add_lanes,
+    fused,
+    load,
+    multiply_block,
+    spread,
+    store,
+    where_different,
+    where_less,
+)
 
 #: Bytes of a chunk of a matrix: six of them fit a core's nearest cache of 32 KB.
 _CHUNK_NBYTES = 4096
 
-#: Rows of a chunk, at least and at most; HALS has as many as fit a vector.
+#: Rows of a chunk, at least and at most.
 _MIN_CHUNK_ROWS = 8
 _MAX_CHUNK_ROWS = 64
+
+#: A chunk has rows of zeros after its last one, up to a multiple of so many, lest a loop has rests.
+_PADDING_ROWS = 16
+
+#: Bytes of a chunk's rows that HALS computes side by side, and columns whose products with the
+#: others it computes together.
+_SIDE_NBYTES = 128
+_COLUMN_BLOCK = 4
+
+#: Bytes of a vector of numbers, and of products that are computed together in registers.
+_VECTOR_NBYTES = 64
+_BLOCK_NBYTES = 512
 
 #: Blocks of a factor, at most: each has measures of its own.
 _MAX_BLOCKS = 4096
@@ -41,6 +54,7 @@ _NON_NEGATIVE = int(Operator.NON_NEGATIVE)
 _L1 = int(Operator.L1)
 _L2_SQUARE = int(Operator.L2_SQUARE)
 _GROUP_LASSO = int(Operator.GROUP_LASSO)
+_LEVEL = len(Operator)  # of this file alone: all elements become the strength
 
 
 def update_rows(
@@ -59,14 +73,10 @@ def update_rows(
     sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
     num_blocks = -(-num_rows // sizes[1])
     measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
-    system = (
-        make_readable(targets),
-        np.ascontiguousarray(matrix, dtype),
-        dtype.type(rule.strength),
-    )
+    system = (make_readable(targets), np.ascontiguousarray(matrix, dtype))
+    strength = dtype.type(rule.strength)
     before = make_readable(rows)
-    lanes = (0,) * count_lanes(updated)
-    work_ns = rows.size * num_steps * (rank + 8) / 8
+    work_ns = rows.size * num_steps * (rank + 8) / 16
     updated_dual = None
     if rule.method is Method.ADMM:
         assert dual is not None
@@ -77,11 +87,13 @@ def update_rows(
             num_blocks,
             sizes,
             system,
-            (int(rule.operator), dtype.type(penalty)),
+            dtype.type(penalty),
+            _list_operators(rule, num_steps, dtype),
             (before, make_readable(dual)),
             (updated, updated_dual),
             measures,
-            lanes,
+            np.empty((num_blocks, 0, rank), dtype),
+            _choose_lanes(updated),
             work_ns=work_ns,
         )
     elif rule.method is Method.HALS:
@@ -90,10 +102,13 @@ def update_rows(
             num_blocks,
             sizes,
             system,
+            strength,
+            _split_gram(system[1]),
             before,
             updated,
             measures,
             (0,) * sizes[0],
+            (0,) * _COLUMN_BLOCK,
             work_ns=work_ns,
         )
     else:
@@ -102,13 +117,73 @@ def update_rows(
             num_blocks,
             sizes,
             system,
+            strength,
             before,
             updated,
             num_steps,
-            lanes,
+            _choose_lanes(updated),
             work_ns=work_ns,
         )
     return updated, updated_dual, measures.sum(axis=0)
+
+
+def find_peaks(
+    rule: RowRule, targets: Array, rows: Array, dual: Array, penalty: Array, matrix: Array
+) -> Array:
+    """Return the largest element of each column before it is projected, float64 (num_steps, R).
+
+    All are nan in a step that has one.
+    The arguments are those of `Engine.update_rows`, with a level for each step.
+    """
+    num_rows, rank = rows.shape
+    dtype = rows.dtype
+    num_steps = len(rule.levels)
+    sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
+    num_blocks = -(-num_rows // sizes[1])
+    peaks = np.full((num_blocks, num_steps, rank), -np.inf, dtype)
+    measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
+    no_rows = np.empty((0, rank), dtype)
+    threads.launch(
+        _run_admm,
+        num_blocks,
+        sizes,
+        (make_readable(targets), np.ascontiguousarray(matrix, dtype)),
+        dtype.type(penalty),
+        _list_operators(rule, num_steps, dtype),
+        (make_readable(rows), make_readable(dual)),
+        (no_rows, no_rows),
+        measures,
+        peaks,
+        _choose_lanes(rows),
+        work_ns=rows.size * num_steps * (rank + 8) / 16,
+    )
+    largest = peaks.max(axis=0, initial=-np.inf).astype(np.float64)
+    has_nan = np.isnan(measures.sum(axis=(0, 2)))
+    largest[has_nan] = np.nan  # comparisons leave them out
+    return largest
+
+
+def _list_operators(rule: RowRule, num_steps: int, dtype: np.dtype) -> tuple[Array, Array]:
+    """Return the operator of each step of ADMM, and its strength."""
+    operators = np.full(num_steps, int(rule.operator))
+    strengths = np.full(num_steps, rule.strength, dtype)
+    if rule.levels:
+        levels = np.array(rule.levels[:num_steps], dtype)
+        has_level = ~np.isnan(levels)
+        operators[has_level] = _LEVEL
+        strengths[has_level] = levels[has_level]
+    return operators, strengths
+
+
+def _choose_lanes(rows: Array) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the columns and the rows of a block of products, and the lanes of other vectors.
+
+    >>> [len(lanes) for lanes in _choose_lanes(np.empty((1000, 33), np.float32))]
+    [32, 4, 16]
+    """
+    num_columns = count_lanes(rows)
+    num_rows = min(_BLOCK_NBYTES // (num_columns * rows.itemsize), _PADDING_ROWS // 2)
+    return (0,) * num_columns, (0,) * num_rows, (0,) * (_VECTOR_NBYTES // rows.itemsize)
 
 
 def _choose_sizes(num_rows: int, rank: int, itemsize: int, method: Method) -> tuple[int, int]:
@@ -120,7 +195,7 @@ def _choose_sizes(num_rows: int, rank: int, itemsize: int, method: Method) -> tu
     (32, 256)
     """
     if method is Method.HALS:
-        chunk_rows = ROW_NBYTES // itemsize
+        chunk_rows = _SIDE_NBYTES // itemsize
     else:
         row_nbytes = max(rank * itemsize, 1)
         chunk_rows = min(max(_CHUNK_NBYTES // row_nbytes, _MIN_CHUNK_ROWS), _MAX_CHUNK_ROWS)
@@ -129,18 +204,22 @@ def _choose_sizes(num_rows: int, rank: int, itemsize: int, method: Method) -> tu
 
 
 @subroutine
+def _pad(num_rows: int) -> int:
+    """Return the rows of a chunk with its padding."""
+    return -(-num_rows // _PADDING_ROWS) * _PADDING_ROWS
+
+
+@subroutine
 def _multiply_chunk(rows: Array, matrix: Array, product: Array, size: int, lanes: Any) -> None:
     """Compute ``product = rows @ matrix`` for the first `size` rows."""
+    columns, block, _ = lanes
     rank = matrix.shape[1]
-    total = new_row_of_zeros(matrix.dtype.type(0), lanes)
-    for step in range(0, rank, len(lanes)):
+    for step in range(0, rank, len(columns)):
         # The last step may overlap the one before: some columns get the same bits twice.
-        column = np.uint64(min(step, rank - len(lanes)))
-        for i in range(np.uint64(size)):
-            fill_row(total, 0.0, lanes)
-            for j in range(np.uint64(rank)):
-                add_product(total, rows[i, j], (matrix,), (j,), column, lanes)
-            store_row(total, product, i, column, lanes)
+        column = np.uint64(min(step, rank - len(columns)))
+        for row in range(0, size, len(block)):
+            first = np.uint64(row)
+            multiply_block(rows, first, matrix, column, product, first, block, columns)
 
 
 @subroutine
@@ -154,57 +233,101 @@ def _copy_rows(
 
 
 @subroutine
-def _project(rows: Array, numbers: Array, size: int, operator: int, strength: Any) -> None:
-    """Apply a proximal operator to the first `size` rows; `numbers` are all of them, flat."""
-    rank = rows.shape[1]
-    count = np.uint64(size * rank)
-    zero = numbers.dtype.type(0)
-    one = numbers.dtype.type(1)
+def _fill_chunk(chunk: Array, source: Array, start: int, size: int) -> None:
+    """Copy `size` rows to a chunk, and fill it up with zeros."""
+    _copy_rows(chunk, 0, source, start, size)
+    chunk[size:] = 0
+
+
+@subroutine
+def _shorten_rows(projected: Array, split: Array, dual: Array, size: int, strength: Any) -> None:
+    """Apply the proximal operator of group lasso to the first `size` rows of ``split - dual``."""
+    rank = np.uint64(dual.shape[1])
+    zero = dual.dtype.type(0)
+    one = dual.dtype.type(1)
+    for i in range(np.uint64(size)):
+        square = zero
+        for r in range(rank):
+            projected[i, r] = split[i, r] - dual[i, r]
+            square += projected[i, r] * projected[i, r]
+        norm = np.sqrt(square)
+        scale = one
+        if norm > zero:
+            scale = max(one - strength / norm, zero)
+        for r in range(rank):
+            projected[i, r] *= scale
+
+
+@subroutine
+def _project(numbers: Any, operator: int, strengths: Any, zeros: Any, ones: Any) -> Any:
+    """Apply a proximal operator to a vector of elements; some have had theirs."""
     if operator == _NON_NEGATIVE:
-        for e in range(count):
-            numbers[e] = zero if numbers[e] < zero else numbers[e]  # nan stays nan
-    elif operator == _L1:
-        for e in range(count):
-            number = numbers[e]
-            above = number - strength if number > strength else zero
-            below = number + strength if number < -strength else zero
-            numbers[e] = above + below if number == number else number
-    elif operator == _L2_SQUARE:
-        divisor = one + strength + strength
-        for e in range(count):
-            numbers[e] = numbers[e] / divisor
-    elif operator == _GROUP_LASSO:
+        return where_less(numbers, zeros, zeros, numbers)  # nan stays nan
+    if operator == _L1:
+        above = where_less(strengths, numbers, numbers - strengths, zeros)
+        below = where_less(numbers, zeros - strengths, numbers + strengths, zeros)
+        return where_different(numbers, numbers, numbers, above + below)
+    if operator == _L2_SQUARE:
+        return numbers / (ones + strengths + strengths)
+    return numbers
+
+
+@subroutine
+def _raise_peaks(peaks: Array, split: Array, dual: Array, size: int, columns: Any) -> None:
+    """Raise the largest elements of ``split - dual``, (1, R), to those of the first `size` rows."""
+    line = np.uint64(0)
+    rank = dual.shape[1]
+    for step in range(0, rank, len(columns)):
+        column = np.uint64(min(step, rank - len(columns)))
+        peak = load(peaks, line, column, columns)
         for i in range(np.uint64(size)):
-            square = zero
-            for r in range(np.uint64(rank)):
-                square += rows[i, r] * rows[i, r]
-            norm = np.sqrt(square)
-            scale = one
-            if norm > zero:
-                scale = max(one - strength / norm, zero)
-            for r in range(np.uint64(rank)):
-                rows[i, r] *= scale
+            numbers = load(split, i, column, columns) - load(dual, i, column, columns)
+            peak = where_less(peak, numbers, numbers, peak)
+        store(peak, peaks, line, column)
 
 
-@fast_sum
-def _measure_step(
-    after: Array, split: Array, before: Array, dual: Array, count: int, sums: Array
+@subroutine
+def _finish_step(
+    chunks: Any, count: int, penalty: Any, operator: int, strength: Any, sums: Array, lanes: Any
 ) -> None:
-    """Add the squared norms that ADMM looks at, of the first `count` numbers."""
-    zero = after.dtype.type(0)
-    gap = zero
-    size = zero
-    change = zero
-    dual_size = zero
-    for e in range(np.uint64(count)):
-        gap += (after[e] - split[e]) * (after[e] - split[e])
-        size += after[e] * after[e]
-        change += (after[e] - before[e]) * (after[e] - before[e])
-        dual_size += dual[e] * dual[e]
-    sums[0] += gap
-    sums[1] += size
-    sums[2] += change
-    sums[3] += dual_size
+    """Project ``split - dual``, and find what follows from it, of the first `count` numbers.
+
+    That is the dual variable, the next right side, and the squared norms that ADMM looks at. What
+    is `projected` already is taken from there.
+    """
+    target, rows, dual, right, split, projected = chunks
+    zeros = spread(dual.dtype.type(0), lanes)
+    ones = spread(dual.dtype.type(1), lanes)
+    penalties = spread(penalty, lanes)
+    strengths = spread(strength, lanes)
+    gap = zeros
+    size = zeros
+    change = zeros
+    dual_size = zeros
+    line = np.uint64(0)
+    for place in range(0, count, len(lanes)):
+        e = np.uint64(place)
+        y = load(split, line, e, lanes)
+        d = load(dual, line, e, lanes)
+        before = load(rows, line, e, lanes)
+        if operator >= _GROUP_LASSO:
+            after = load(projected, line, e, lanes)
+        else:
+            after = _project(y - d, operator, strengths, zeros, ones)
+        difference = after - y
+        step = after - before
+        d = d + difference
+        store(after, rows, line, e)
+        store(d, dual, line, e)
+        store(load(target, line, e, lanes) + penalties * (after + d), right, line, e)
+        gap = fused(difference, difference, gap)
+        size = fused(after, after, size)
+        change = fused(step, step, change)
+        dual_size = fused(d, d, dual_size)
+    sums[0] += add_lanes(gap)
+    sums[1] += add_lanes(size)
+    sums[2] += add_lanes(change)
+    sums[3] += add_lanes(dual_size)
 
 
 @allocating_kernel
@@ -213,55 +336,69 @@ def _run_admm(
     last: int,
     sizes: Any,
     system: Any,
-    scales: Any,
+    penalty: Any,
+    steps: Any,
     before: Any,
     after: Any,
     measures: Array,
+    peaks: Array,
     lanes: Any,
 ) -> None:
-    """Run all steps of ADMM on some blocks of rows."""
+    """Run all steps of ADMM on some blocks of rows.
+
+    `steps` are the operator of each step and its strength. Unless they have no steps, `peaks` are
+    raised to the largest element of each column before it is projected. `after` may have no rows.
+    """
     chunk_rows, block_rows = sizes
-    targets, inverse, strength = system
-    operator, penalty = scales
+    targets, inverse = system
+    operators, strengths = steps
     rows_before, dual_before = before
     rows_after, dual_after = after
     num_rows, rank = targets.shape
-    shape = (chunk_rows, rank)
-    target = np.empty(shape, targets.dtype)
-    dual = np.empty(shape, targets.dtype)
-    rows = np.empty(shape, targets.dtype)
-    projected = np.empty(shape, targets.dtype)
-    right = np.empty(shape, targets.dtype)
-    split = np.empty(shape, targets.dtype)
+    shape = (_pad(chunk_rows), rank)
+    target = np.zeros(shape, targets.dtype)
+    rows = np.zeros(shape, targets.dtype)
+    dual = np.zeros(shape, targets.dtype)
+    right = np.zeros(shape, targets.dtype)
+    split = np.zeros(shape, targets.dtype)
+    projected = np.zeros(shape, targets.dtype)
+    # Each as one line, for loops over few columns would not fill vectors.
+    lines = (
+        target.reshape(1, -1),
+        rows.reshape(1, -1),
+        dual.reshape(1, -1),
+        right.reshape(1, -1),
+        split.reshape(1, -1),
+        projected.reshape(1, -1),
+    )
     control = begin_flushing()
     for block in range(first, last):
         end = min((block + 1) * block_rows, num_rows)
         for start in range(block * block_rows, end, chunk_rows):
             size = min(chunk_rows, end - start)
-            count = np.uint64(size * rank)
-            _copy_rows(target, 0, targets, start, size)
-            _copy_rows(rows, 0, rows_before, start, size)
-            _copy_rows(dual, 0, dual_before, start, size)
+            count = size * rank
+            _fill_chunk(target, targets, start, size)
+            _fill_chunk(rows, rows_before, start, size)
+            _fill_chunk(dual, dual_before, start, size)
+            for i in range(np.uint64(size)):
+                for r in range(np.uint64(rank)):
+                    right[i, r] = target[i, r] + penalty * (rows[i, r] + dual[i, r])
             for step in range(measures.shape[1]):
-                # Flat, for loops over few columns would not become vector instructions.
-                m = target.reshape(-1)
-                x = rows.reshape(-1)
-                d = dual.reshape(-1)
-                y = split.reshape(-1)
-                new = projected.reshape(-1)
-                sum_ = right.reshape(-1)
-                for e in range(count):
-                    sum_[e] = m[e] + penalty * (x[e] + d[e])
                 _multiply_chunk(right, inverse, split, size, lanes)
-                for e in range(count):
-                    new[e] = y[e] - d[e]
-                _project(projected, new, size, operator, strength)
-                for e in range(count):
-                    d[e] += new[e] - y[e]
-                _measure_step(new, y, x, d, count, measures[block, step])
-                rows, projected = projected, rows
-            _copy_rows(rows_after, start, rows, 0, size)
-            _copy_rows(dual_after, start, dual, 0, size)
+                if peaks.shape[1] > 0:
+                    _raise_peaks(peaks[block, step : step + 1], split, dual, size, lanes[0])
+                operator = operators[step]
+                strength = strengths[step]
+                if operator == _GROUP_LASSO:
+                    _shorten_rows(projected, split, dual, size, strength)
+                elif operator == _LEVEL:
+                    projected[:size] = strength
+                    projected[size:] = 0
+                sums = measures[block, step]
+                _finish_step(lines, count, penalty, operator, strength, sums, lanes[2])
+            if rows_after.shape[0] > 0:
+                _copy_rows(rows_after, start, rows, 0, size)
+                _copy_rows(dual_after, start, dual, 0, size)
     end_flushing(control)
 
 
@@ -271,6 +408,7 @@ def _multiply(
     last: int,
     sizes: Any,
     system: Any,
+    least: Any,
     before: Array,
     after: Array,
     num_steps: int,
@@ -278,11 +416,12 @@ def _multiply(
 ) -> None:
     """Run multiplicative updates on some blocks of rows."""
     chunk_rows, block_rows = sizes
-    targets, gram, least = system
+    targets, gram = system
     num_rows, rank = targets.shape
-    target = np.empty((chunk_rows, rank), targets.dtype)
-    rows = np.empty((chunk_rows, rank), targets.dtype)
-    product = np.empty((chunk_rows, rank), targets.dtype)
+    shape = (_pad(chunk_rows), rank)
+    target = np.zeros(shape, targets.dtype)
+    rows = np.zeros(shape, targets.dtype)
+    product = np.zeros(shape, targets.dtype)
     m = target.reshape(-1)
     x = rows.reshape(-1)
     y = product.reshape(-1)
@@ -303,81 +442,94 @@ def _multiply(
     end_flushing(control)
 
 
+def _split_gram(gram: Array) -> tuple[Array, Array, Array]:
+    """Return what HALS multiplies elements by, and divides by; columns are filled up with zeros.
+
+    The first matrix has what a column loses to each other one of other blocks of columns, and of
+    later ones in its block; the second one to all. The last is one over the diagonal.
+
+    >>> first, all_, scales = _split_gram(np.full((5, 5), 2.0))
+    >>> first[1]
+    array([-2.,  0.,  -2.,  -2., -2., 0., 0., 0.])
+    >>> scales
+    array([[0.5, 0.5, 0.5, 0.5, 0.5, 0. , 0. , 0. ]])
+    """
+    rank = len(gram)
+    num_padded = -(-rank // _COLUMN_BLOCK) * _COLUMN_BLOCK
+    weights = np.zeros((num_padded, num_padded), gram.dtype)
+    weights[:rank, :rank] = -gram
+    scales = np.zeros(num_padded, gram.dtype)
+    diagonal = gram.diagonal()
+    np.divide(1, diagonal, out=scales[:rank], where=diagonal != 0)
+    columns = np.arange(num_padded)
+    starts = columns - columns % _COLUMN_BLOCK  # of blocks
+    is_later = (columns < starts[:, None]) | (columns > columns[:, None])
+    return np.where(is_later, weights, 0), weights, scales
+
+
 @subroutine
-def _transpose(columns: Array, matrix: Array, start: int, size: int) -> None:
-    """Copy rows of a matrix to the columns of a chunk; fill the chunk up with zeros."""
+def _transpose(columns: Array, matrix: Array, start: int, size: int, shift: Any) -> None:
+    """Copy rows of a matrix, less a number, to the columns of a chunk; fill it up with zeros."""
     for b in range(np.uint64(size)):
         for r in range(np.uint64(matrix.shape[1])):
-            columns[r, b] = matrix[np.uint64(start) + b, r]
+            columns[r, b] = matrix[np.uint64(start) + b, r] - shift
     columns[:, size:] = 0
 
 
 @subroutine
-def _subtract_explained(
-    unexplained: Array, target: Array, rows: Array, gram: Array, k: Any, shift: Any, lanes: Any
-) -> None:
-    """Subtract from the targets of element k, of all rows, what the other elements explain."""
-    total = new_row_of_zeros(shift, lanes)
-    fill_row(total, -shift, lanes)
-    one = gram.dtype.type(1)
-    add_multiple(total, one, point_at_row(target, k), lanes)
-    for j in range(np.uint64(rows.shape[0])):
-        weight = gram.dtype.type(0) if j == k else -gram[k, j]
-        add_multiple(total, weight, point_at_row(rows, j), lanes)
-    store_row(total, unexplained, np.uint64(0), np.uint64(0), lanes)
-
-
-@subroutine
 def _sweep_chunk(
-    target: Array,
-    rows: Array,
-    gram: Array,
-    shift: Any,
-    sums: Array,
-    squares: Array,
-    distances: Array,
-    changes: Array,
-    unexplained: Array,
-    lanes: Any,
-) -> None:
+    target: Array, rows: Array, weights: Any, unexplained: Array, rank: int, block: Any, lanes: Any
+) -> Any:
     """Set each element of all rows, one after the other, to its best value.
 
-    `rows` are transposed, (R, num_rows). `distances` receives the squared distances of all elements
-    from each new one, and `changes` the number of elements that changed. Each row has sums of its
+    `rows` are transposed, (R, num_rows). Returns the squared distances of all elements from each
+    new one, and the number of elements that changed, both for each row. Each row has sums of its
     elements and of their squares: with them the distances take no loop over the elements.
+
+    What other columns explain is found for a block of columns at once, but for the new elements of
+    the block.
     """
-    rank = np.uint64(rows.shape[0])
-    width = np.uint64(len(lanes))
-    zero = gram.dtype.type(0)
-    one = gram.dtype.type(1)
-    num_others = gram.dtype.type(rows.shape[0] - 1)
-    sums[:] = zero
-    squares[:] = zero
-    distances[:] = zero
-    changes[:] = zero
-    for j in range(rank):
-        for b in range(width):
-            sums[b] += rows[j, b]
-            squares[b] += rows[j, b] * rows[j, b]
-    for k in range(rank):
-        if gram[k, k] == zero:
-            continue
-        _subtract_explained(unexplained, target, rows, gram, k, shift, lanes)
-        scale = one / gram[k, k]
-        for b in range(width):
-            best = unexplained[0, b] * scale
-            best = zero if best < zero else best  # nan stays nan
-            old = rows[k, b]
+    weights_of_others, weights_of_all, scales = weights
+    zero = scales.dtype.type(0)
+    zeros = spread(zero, lanes)
+    ones = spread(scales.dtype.type(1), lanes)
+    twos = ones + ones
+    num_others = spread(scales.dtype.type(rank - 1), lanes)
+    line = np.uint64(0)
+    sums = zeros
+    squares = zeros
+    distances = zeros
+    changes = zeros
+    for j in range(np.uint64(rank)):
+        elements = load(rows, j, line, lanes)
+        sums = sums + elements
+        squares = fused(elements, elements, squares)
+    for start in range(0, len(scales), len(block)):
+        first = np.uint64(start)
+        multiply_block(weights_of_others, first, rows, line, unexplained, line, block, lanes)
+        for i in range(np.uint64(len(block))):
+            k = first + i
+            if scales[k] == zero:
+                continue
+            total = load(target, k, line, lanes) + load(unexplained, i, line, lanes)
+            for j in range(first, k):
+                weight = spread(weights_of_all[k, j], lanes)
+                total = fused(weight, load(rows, j, line, lanes), total)
+            best = total * spread(scales[k], lanes)
+            best = where_less(best, zeros, zeros, best)  # nan stays nan
+            old = load(rows, k, line, lanes)
+            store(best, rows, k, line)
             change = best - old
             # TensorLy compares all elements with the new one, not only the old one.
-            sum_of_others = sums[b] - old
-            square_of_others = squares[b] - old * old
-            distance = square_of_others + best * (num_others * best - 2 * sum_of_others)
-            distances[b] += change * change + max(distance, zero)
-            sums[b] = sum_of_others + best
-            squares[b] = square_of_others + best * best
-            changes[b] += one if change != zero else zero
-            rows[k, b] = best
+            sum_of_others = sums - old
+            square_of_others = squares - old * old
+            distance = fused(best, num_others * best - twos * sum_of_others, square_of_others)
+            distances = fused(change, change, distances)
+            distances = distances + where_less(distance, zeros, zeros, distance)
+            sums = sum_of_others + best
+            squares = fused(best, best, square_of_others)
+            changes = changes + where_different(change, zeros, ones, zeros)
+    return distances, changes
 
 
 @allocating_kernel
@@ -386,53 +538,42 @@ def _run_hals(
     last: int,
     sizes: Any,
     system: Any,
+    shift: Any,
+    weights: Any,
     before: Array,
     after: Array,
     measures: Array,
     lanes: Any,
+    column_block: Any,
 ) -> None:
     """Run all sweeps of HALS on some blocks of rows.
 
     A chunk is transposed, so that its rows are computed side by side.
     """
     chunk_rows, block_rows = sizes
-    targets, gram, shift = system
+    targets, gram = system
     num_rows, rank = targets.shape
-    target = np.empty((rank, chunk_rows), targets.dtype)
-    rows = np.empty((rank, chunk_rows), targets.dtype)
-    unexplained = np.empty((1, chunk_rows), targets.dtype)
-    sums = np.empty(chunk_rows, targets.dtype)
-    squares = np.empty(chunk_rows, targets.dtype)
-    distances = np.empty(chunk_rows, targets.dtype)
-    changes = np.empty(chunk_rows, targets.dtype)
+    shape = (weights[2].shape[0], chunk_rows)
+    target = np.zeros(shape, gram.dtype)
+    rows = np.zeros(shape, gram.dtype)
+    unexplained = np.zeros((len(column_block), chunk_rows), gram.dtype)
+    zero = gram.dtype.type(0)
     control = begin_flushing()
     for block in range(first, last):
         end = min((block + 1) * block_rows, num_rows)
         for start in range(block * block_rows, end, chunk_rows):
             size = min(chunk_rows, end - start)
-            _transpose(target, targets, start, size)
-            _transpose(rows, before, start, size)
+            _transpose(target, targets, start, size, shift)
+            _transpose(rows, before, start, size, zero)
             error = np.float64(0)
             num_changes = np.float64(1)
             for sweep in range(measures.shape[1]):
                 if num_changes > 0:  # else no later sweep changes anything
-                    _sweep_chunk(
-                        target,
-                        rows,
-                        gram,
-                        shift,
-                        sums,
-                        squares,
-                        distances,
-                        changes,
-                        unexplained,
-                        lanes,
+                    distances, changes = _sweep_chunk(
+                        target, rows, weights, unexplained, rank, column_block, lanes
                     )
-                    error = np.float64(0)
-                    num_changes = np.float64(0)
-                    for b in range(np.uint64(size)):
-                        error += distances[b]
-                        num_changes += changes[b]
+                    error = np.float64(add_lanes(distances))
+                    num_changes = np.float64(add_lanes(changes))
                 measures[block, sweep, 0] += error
                 measures[block, sweep, 1] += num_changes
             for b in range(np.uint64(size)):
