@@ -1,0 +1,106 @@
+"""Narrow copies of factors, made in two passes: the largest numbers of columns, then the copy."""
+
+import numpy as np
+from numpy import ndarray as Array
+
+from ..narrow_rows import FIXED_POINT_ONE, NARROW_DTYPES, NarrowRows
+from . import threads
+from .compiling import kernel
+from .products import make_readable
+from .records import allocate_lines
+
+#: Rows whose largest numbers are found together.
+_BLOCK_SIZE = 1024
+
+#: The largest number in fixed point, times `FIXED_POINT_ONE`.
+_LARGEST_FIXED = np.float32(FIXED_POINT_ONE - 1)
+_FIXED_ONE = np.float32(FIXED_POINT_ONE)
+
+#: The least scale of fixed point but 0: its reciprocal is finite.
+_LEAST_FIXED_SCALE = np.float32(2.0**-110)
+
+#: Float32 has subnormal numbers below it, which are slow; they are stored as 0.
+_SMALLEST_FLOAT32 = float(np.finfo(np.float32).tiny)
+
+
+def narrow_rows(factor: Array, scales: Array | None = None) -> NarrowRows:
+    """Implement `Engine.narrow_rows`. Each operation below rounds once, in the factor's dtype.
+
+    A column of float64 has as its scale the least power of two that is not below its largest
+    magnitude; the number stored is ``x * (1 / scale)``, or 0 if that is below 2**-126. A column of
+    float32 has the scale ``max(largest * (2**15 / 32767), 2**-110)``; ``x * (2**15 / scale)``,
+    rounded half to even and cut off at 32767, is stored with 2**15 added to it.
+
+    Numbers below the smallest normal one alone make a column of zeros; a scale that overflows is
+    nan. In columns whose scale is 0, numbers are stored as 0.
+    """
+    numbers = make_readable(factor)
+    if scales is None:
+        scales = _find_scales(_find_largest(numbers))
+    one = factor.dtype.type(1) if factor.dtype == np.float64 else _FIXED_ONE
+    multipliers = np.zeros_like(scales)
+    np.divide(one, scales, out=multipliers, where=(scales > 0) & (scales < np.inf))
+    rows = allocate_lines(factor.shape, NARROW_DTYPES[factor.dtype])
+    fill = _store_floats if factor.dtype == np.float64 else _store_fixed
+    threads.launch(fill, len(rows), numbers, multipliers, rows, work_ns=rows.size / 2)
+    return NarrowRows(rows, scales)
+
+
+def _find_largest(numbers: Array) -> Array:
+    """Return the largest magnitude of each column; nan if there is one."""
+    word = np.dtype(f"u{numbers.itemsize}")
+    num_blocks = -(-len(numbers) // _BLOCK_SIZE)
+    largest = np.zeros((num_blocks, numbers.shape[1]), word)
+    # Bits of magnitudes ascend as these do; those of nan are above all others.
+    magnitude_bits = word.type(np.iinfo(word).max // 2)
+    words = numbers.view(word)
+    work_ns = numbers.size / 2
+    threads.launch(_find_largest_words, num_blocks, words, magnitude_bits, largest, work_ns=work_ns)
+    return largest.max(axis=0, initial=0).view(numbers.dtype)
+
+
+def _find_scales(largest: Array) -> Array:
+    """Return the scales of columns by their largest magnitudes."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if largest.dtype == np.float64:
+            mantissas, exponents = np.frexp(largest)  # mantissas from 0.5
+            scales = np.ldexp(1.0, exponents - (mantissas == 0.5))
+        else:
+            scales = np.maximum(largest * (_FIXED_ONE / _LARGEST_FIXED), _LEAST_FIXED_SCALE)
+        scales[largest < np.finfo(largest.dtype).tiny] = 0
+        scales[~(largest < np.inf) | ~(scales < np.inf)] = np.nan
+    return scales
+
+
+@kernel
+def _find_largest_words(
+    first: int, last: int, words: Array, magnitude_bits: int, largest: Array
+) -> None:
+    """Find the largest magnitude of each column, as bits, in some blocks of rows."""
+    for block in range(np.uint64(first), np.uint64(last)):
+        start = block * np.uint64(_BLOCK_SIZE)
+        end = min(start + np.uint64(_BLOCK_SIZE), np.uint64(words.shape[0]))
+        for i in range(start, end):
+            for r in range(np.uint64(words.shape[1])):
+                magnitude = words[i, r] & magnitude_bits
+                largest[block, r] = max(largest[block, r], magnitude)
+
+
+@kernel
+def _store_floats(first: int, last: int, numbers: Array, multipliers: Array, rows: Array) -> None:
+    """Store rows of float64 numbers as float32."""
+    for i in range(np.uint64(first), np.uint64(last)):
+        for r in range(np.uint64(numbers.shape[1])):
+            number = numbers[i, r] * multipliers[r]
+            rows[i, r] = 0.0 if abs(number) < _SMALLEST_FLOAT32 else number
+
+
+@kernel
+def _store_fixed(first: int, last: int, numbers: Array, multipliers: Array, rows: Array) -> None:
+    """Store rows of float32 numbers in fixed point."""
+    for i in range(np.uint64(first), np.uint64(last)):
+        for r in range(np.uint64(numbers.shape[1])):
+            number = numbers[i, r] * multipliers[r]
+            number = number if number < _LARGEST_FIXED else _LARGEST_FIXED  # so is nan
+            number = number if number > -_LARGEST_FIXED else -_LARGEST_FIXED
+            rows[i, r] = np.uint16(np.rint(number) + _FIXED_ONE)
