@@ -74,8 +74,8 @@ def bound_mttkrp(coords, values, shape, factors, mode):
     """Bound how far an MTTKRP of narrow rows, times their scales, is from that of the factors.
 
     A number f of a column with the scale s is off by (rounding + eps) * s at most; eps is for the
-    arithmetic of finding it. So a product is off by ``prod(|f| + (rounding + eps) * s) - prod(|f|)``
-    at most, and its sum rounds as any MTTKRP of numbers up to ``|f| + ...`` does.
+    arithmetic of finding it. So a product is off by ``prod(|f| + (rounding + eps) * s) -
+    prod(|f|)`` at most, and its sum rounds as any MTTKRP of numbers up to ``|f| + ...`` does.
     """
     dtype = values.dtype
     rounding = ROUNDINGS[dtype] + np.finfo(dtype).eps
