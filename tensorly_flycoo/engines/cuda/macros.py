@@ -84,10 +84,12 @@ def mttkrp_macros(
     pull_bits: IdBits | None = None,
     remap_dtype: np.dtype | None = None,
     ratios: Ratios = Ratios.NONE,
+    narrow_inputs: int = 0,
 ) -> Macros:
     """Specialise `mttkrp_remap.cu`.
 
-    Without `pull_bits` it does not pull, without `remap_dtype` it does not remap.
+    Without `pull_bits` it does not pull, without `remap_dtype` it does not remap. `narrow_inputs`
+    has a bit for each input, the lowest for the first: whether its rows are narrow.
     """
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size  # nonzeros of a group of threads
@@ -104,6 +106,8 @@ def mttkrp_macros(
     else:
         batch = tuning.limit_batch(occupancy, dtype.itemsize, cut)
         num_threads = tuning.limit_threads(occupancy, dtype.itemsize)
+    if narrow_inputs == (1 << num_inputs) - 1 > 0:
+        batch = tuning.choose_narrow_batch(occupancy, num_inputs, cut)
     return {
         **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
         **_operands_macros(record_format, pull_bits),
@@ -120,6 +124,7 @@ def mttkrp_macros(
         "EMPTY_ROW": empty_dtype,
         "REMAP": remap_dtype is not None,
         "RATIOS": ratios,
+        "NARROW_INPUTS": narrow_inputs,
     }
 
 
@@ -280,6 +285,16 @@ def _rule_macros(method: Method, is_group_lasso: bool) -> Macros:
         "IS_GROUP_LASSO": is_group_lasso,
         "MAX_STEPS": tuning.MAX_ROW_STEPS,
         "ROW_UPDATE_LAYOUT": structs.ROW_UPDATE,
+    }
+
+
+def narrow_rows_macros(narrow_stride: int, dtype: np.dtype) -> Macros:
+    """Specialise `narrow_rows.cu` for matrices of a dtype, and a class of strides of their copies."""
+    return {
+        "VALUE": dtype,
+        "NUM_COLUMNS": min(tuning.BLOCK_SIZE, 1 << (narrow_stride - 1).bit_length()),
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+        "NARROW_COPY_LAYOUT": structs.NARROW_COPY,
     }
 
 

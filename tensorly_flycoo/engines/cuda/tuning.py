@@ -12,6 +12,8 @@ import functools
 import sys
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...format.packing import round_up
 
 #: Sums of squares that threads add to at a time: fewer would be contended.
@@ -245,6 +247,72 @@ def limit_batch(occupancy: Occupancy, itemsize: int, cut: RankCut) -> int:
     if itemsize == 4 and is_aligned:
         return occupancy.batch
     return min(4, occupancy.batch)
+
+
+@dataclass(frozen=True)
+class NarrowBatch:
+    """A row of `NARROW_BATCHES`."""
+
+    max_inputs: int  # the most input modes that the row is for
+    batch: int  # nonzeros whose narrow rows a lane loads before it uses the first
+    measured: str  # on what, if at all
+
+
+#: Narrow rows take half the registers, so that longer batches fit. The first row that fits is used.
+NARROW_BATCHES = (
+    NarrowBatch(1, 8, _SPILLS),
+    NarrowBatch(2, 4, "H100, rank 32: 2 and 4 took as long; nell-1, nell-2, music, flat"),
+    NarrowBatch(3, 8, "H100, ranks 32 to 100, float32: delicious; float64 was not timed"),
+    NarrowBatch(_ANY, 2, _SPILLS),
+)
+
+
+def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, cut: RankCut) -> int:
+    """Choose the batch of MTTKRP with narrow rows.
+
+    >>> h100 = choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3)
+    >>> choose_narrow_batch(h100, 3, cut_rank(32, 4, 16, 16))
+    8
+    """
+    batch = next(row.batch for row in NARROW_BATCHES if num_inputs <= row.max_inputs)
+    is_aligned = cut.load_columns == cut.lane_columns
+    if occupancy.capability == _MEASURED and is_aligned:
+        return batch
+    return min(batch, occupancy.batch)
+
+
+#: The most inputs of MTTKRP with narrow rows: a macro has a bit for each.
+MAX_NARROW_INPUTS = 64
+
+#: Bytes that one access to memory brings at least: narrow rows no longer than that gain nothing.
+_SECTOR_NBYTES = 32
+
+#: How often each row must be read in a sweep for a narrow copy of it to pay, which reads it twice
+#: and writes half of it. Estimated from bytes; an H100 lost nothing with 12.8 reads (music).
+_READS_TO_NARROW = 12
+
+#: Bytes of rows that a sweep reads, below which the launches of the conversion take as long as what
+#: narrow rows gain. Not measured: about a millisecond on an H100.
+_LEAST_READ_NBYTES = 2**33
+
+
+def narrow_pays(shape: tuple[int, ...], nnz: int, rank: int, dtype: np.dtype) -> bool:
+    """Return whether narrow rows make sweeps over a tensor faster, each copied once a sweep.
+
+    >>> narrow_pays((12_092, 9_184, 28_818), 76_900_000, 32, np.dtype("f4"))
+    True
+    >>> narrow_pays((12_092, 9_184, 28_818), 76_900_000, 8, np.dtype("f4"))
+    False
+    """
+    ndim = len(shape)
+    row_nbytes = rank * dtype.itemsize
+    num_reads = nnz * ndim * (ndim - 1)
+    return (
+        ndim - 1 <= MAX_NARROW_INPUTS
+        and row_nbytes > _SECTOR_NBYTES
+        and num_reads >= _READS_TO_NARROW * sum(shape)
+        and num_reads * row_nbytes >= _LEAST_READ_NBYTES
+    )
 
 
 #: By the most inputs, the batch and the threads of MTTKRP of ratios, without and with logarithms.

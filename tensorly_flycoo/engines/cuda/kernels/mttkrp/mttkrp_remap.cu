@@ -27,6 +27,7 @@
 //   computation) and 5 (dynamic remapping, here in two levels: see README.md).
 // MACRO VALUE: float or double, the type of values and factors
 // MACRO NUM_INPUTS: modes whose factors are read, ndim - 1
+// MACRO NARROW_INPUTS: a bit for each input, the lowest for the first: whether its rows are narrow
 // MACRO NUM_WORDS: 32-bit words of a record
 // MACRO TILE_SIZE: nonzeros of a tile
 // MACRO BLOCK_SIZE: threads of a block
@@ -59,7 +60,9 @@
 #include "remap.cuh"
 
 using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
-using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH>;
+using Tile =
+    Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH, NARROW_INPUTS>;
+static_assert(!RATIOS || NARROW_INPUTS == 0, "models have whole rows");
 using TileSlots = Tile::Slots;
 using TileOperands = Tile::Operands;
 using TileCarries = Tile::Carries;
