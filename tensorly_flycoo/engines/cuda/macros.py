@@ -106,8 +106,8 @@ def mttkrp_macros(
     else:
         batch = tuning.limit_batch(occupancy, dtype.itemsize, cut)
         num_threads = tuning.limit_threads(occupancy, dtype.itemsize)
-    if narrow_inputs == (1 << num_inputs) - 1 > 0:
-        batch = tuning.choose_narrow_batch(occupancy, num_inputs, cut)
+        if narrow_inputs == (1 << num_inputs) - 1 > 0:  # all are
+            batch = tuning.choose_narrow_batch(occupancy, num_inputs, dtype.itemsize)
     return {
         **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
         **_operands_macros(record_format, pull_bits),
@@ -289,7 +289,7 @@ def _rule_macros(method: Method, is_group_lasso: bool) -> Macros:
 
 
 def narrow_rows_macros(narrow_stride: int, dtype: np.dtype) -> Macros:
-    """Specialise `narrow_rows.cu` for matrices of a dtype, and a class of strides of their copies."""
+    """Specialise `narrow_rows.cu` for matrices of a dtype and a class of copies' strides."""
     return {
         "VALUE": dtype,
         "NUM_COLUMNS": min(tuning.BLOCK_SIZE, 1 << (narrow_stride - 1).bit_length()),

@@ -13,7 +13,7 @@ from .macros import narrow_rows_macros
 from .tall import row_stride
 
 #: The members of `structs.NARROW_COPY`, as the module `struct` names them.
-_NARROW_COPY = "4Q2q3i"
+_NARROW_COPY = "4Q3q2i"
 
 #: Blocks of rows, enough to fill the largest GPU; and the fewest rows worth a block. Not measured.
 _NUM_BLOCKS = 2**11
@@ -56,9 +56,9 @@ def _launch(name: str, factor: Array, rows: Array, scales: Array, largest: Array
         launch.find_address(largest),
         num_rows,
         row_stride(factor),
+        rows_per_block,
         rank,
         padded_rank,
-        rows_per_block,
     )
 
 

@@ -76,9 +76,9 @@ NARROW_COPY = np.dtype(
         ("largest", np.uint64),
         ("num_rows", np.int64),
         ("row_stride", np.int64),
+        ("rows_per_block", np.int64),
         ("rank", np.int32),
         ("narrow_stride", np.int32),
-        ("rows_per_block", np.int32),
     ],
     align=True,
 )

@@ -251,34 +251,34 @@ def limit_batch(occupancy: Occupancy, itemsize: int, cut: RankCut) -> int:
 
 @dataclass(frozen=True)
 class NarrowBatch:
-    """A row of `NARROW_BATCHES`."""
+    """The batch of MTTKRP with narrow rows: a row of `NARROW_BATCHES`."""
 
     max_inputs: int  # the most input modes that the row is for
-    batch: int  # nonzeros whose narrow rows a lane loads before it uses the first
+    float32: int  # the batch, by the dtype of the values
+    float64: int
     measured: str  # on what, if at all
 
 
-#: Narrow rows take half the registers, so that longer batches fit. The first row that fits is used.
+#: Within half the bytes longer batches fit. The first row that fits is used.
 NARROW_BATCHES = (
-    NarrowBatch(1, 8, _SPILLS),
-    NarrowBatch(2, 4, "H100, rank 32: 2 and 4 took as long; nell-1, nell-2, music, flat"),
-    NarrowBatch(3, 8, "H100, ranks 32 to 100, float32: delicious; float64 was not timed"),
-    NarrowBatch(_ANY, 2, _SPILLS),
+    NarrowBatch(1, 4, 4, _SPILLS),
+    NarrowBatch(2, 4, 4, "H100, rank 32: nell-1, nell-2, music; 2 took as long"),
+    NarrowBatch(3, 8, 4, "H100, float32, ranks 32 to 100: delicious; in float64 8 spill"),
+    NarrowBatch(_ANY, 2, 2, _SPILLS),
 )
 
 
-def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, cut: RankCut) -> int:
-    """Choose the batch of MTTKRP with narrow rows.
+def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, itemsize: int) -> int:
+    """Choose the batch of MTTKRP whose factors all have narrow rows.
 
     >>> h100 = choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3)
-    >>> choose_narrow_batch(h100, 3, cut_rank(32, 4, 16, 16))
-    8
+    >>> choose_narrow_batch(h100, 3, itemsize=4), choose_narrow_batch(h100, 3, itemsize=8)
+    (8, 4)
     """
-    batch = next(row.batch for row in NARROW_BATCHES if num_inputs <= row.max_inputs)
-    is_aligned = cut.load_columns == cut.lane_columns
-    if occupancy.capability == _MEASURED and is_aligned:
-        return batch
-    return min(batch, occupancy.batch)
+    row = next(row for row in NARROW_BATCHES if num_inputs <= row.max_inputs)
+    batch = row.float32 if itemsize == 4 else row.float64
+    is_measured = occupancy.capability == _MEASURED
+    return batch if is_measured else min(batch, occupancy.batch)
 
 
 #: The most inputs of MTTKRP with narrow rows: a macro has a bit for each.

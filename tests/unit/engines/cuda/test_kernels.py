@@ -16,6 +16,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     Ratios,
     cut_tile,
     mttkrp_macros,
+    narrow_rows_macros,
     pack_macros,
     products_macros,
     read_keys_macros,
@@ -29,6 +30,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     wide_rows_macros,
 )
 from tensorly_flycoo.engines.cuda.source import list_files, load_source, specialise
+from tensorly_flycoo.engines.narrow_rows import NARROW_DTYPES
 from tensorly_flycoo.engines.row_rules import Method
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.tree import express
@@ -89,8 +91,9 @@ def specialise_all():
         "split_columns.cu": split_columns_macros(record_format, U32),
         "unfoldings.cu": {"ENTRIES_PER_BLOCK": tuning.ROWS_PER_BLOCK, **BLOCK},
         "place_vectors.cu": {"VECTOR": np.dtype(np.float64), "PLACED": dtype, **BLOCK},
-        "groups.cu": {"VALUE": dtype, "NUM_FACTORS": 2, "NUM_WARPS": 8},
+        "groups.cu": {"VALUE": dtype, "FACTOR": dtype, "NUM_FACTORS": 2, "NUM_WARPS": 8},
         "update_rows.cu": update_rows_macros(8, dtype),
+        "narrow_rows.cu": narrow_rows_macros(8, dtype),
         "products.cu": products_macros(8, dtype),
         "copy_blocks.cu": {"MAX_COPIES": 16},
         "add_parts.cu": {"VALUE": dtype, "TREE": express(((0, 1), (2, 3)), "PART")},
@@ -124,6 +127,41 @@ def test_every_cut_of_the_ranks_compiles(ranks, ndim, dtype, architecture):
                 macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids)
                 jobs.append(("mttkrp_remap.cu", architecture, macros))
     compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=SLOW)])
+@pytest.mark.parametrize("ndim", [3, 4, *[pytest.param(n, marks=SLOW) for n in (2, 5, 8)]])
+@pytest.mark.parametrize(
+    "ranks", [(25, 32), pytest.param((1, 3, 10, 33, 100, 200), marks=SLOW)], ids=str
+)
+def test_narrow_rows_compile(ranks, ndim, dtype, architecture):
+    """Of all inputs, and, in groups of modes, of some; aligned or not."""
+    record_format = make_format(ndim, dtype)
+    itemsize = record_format.dtype.itemsize
+    tile_size = choose_tile_size(record_format, architecture)
+    occupancy = choose_occupancy(record_format, architecture)
+    ids, all_inputs, jobs = (U32, IdBits.of(2**18, tile_size), U32), 2 ** (ndim - 1) - 1, []
+    for rank in ranks:
+        alignment = math.gcd(16, rank * itemsize)
+        for loads, inputs in ((16, all_inputs), (alignment, all_inputs), (16, all_inputs - 1)):
+            cut = tuning.cut_rank(rank, itemsize, loads, alignment)
+            macros = mttkrp_macros(
+                record_format, tile_size, cut, occupancy, *ids, narrow_inputs=inputs
+            )
+            jobs.append(("mttkrp_remap.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+@pytest.mark.parametrize("padded_rank", [1, 8, 32, 224])
+def test_kernels_that_narrow_rows_compile(padded_rank, architecture):
+    compile_all(
+        ("narrow_rows.cu", architecture, narrow_rows_macros(padded_rank, np.dtype(dtype)))
+        for dtype in DTYPES
+    )
 
 
 @ON_LINUX
@@ -268,9 +306,11 @@ def test_kernels_on_rows_compile(dtype, architecture):
         ("mersenne_twister.cu", value),
     ]
     jobs += [("partial_rows.cu", {**value, "NUM_WARPS": num_warps}) for num_warps in (2, 16)]
+    narrow = NARROW_DTYPES[np.dtype(dtype)]
     for num_factors, num_warps in itertools.product((1, 4), (1, 32)):
-        macros = {**value, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
-        jobs.append(("groups.cu", macros))
+        for factor in (np.dtype(dtype), narrow):
+            macros = {"FACTOR": factor, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
+            jobs.append(("groups.cu", {**value, **macros}))
     compile_all([(file, architecture, macros) for file, macros in jobs])
 
 

@@ -37,6 +37,7 @@ LAYOUTS = [
     ("pack.cu", "PACKING_LAYOUT"),
     ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
     ("split_columns.cu", "COLUMNS_LAYOUT"),
+    ("narrow_rows.cu", "NARROW_COPY_LAYOUT"),
     ("products.cu", "PRODUCT_LAYOUT"),
     ("step_rows.cu", "ROW_UPDATE_LAYOUT"),
     ("sweep_rows.cu", "ROW_UPDATE_LAYOUT"),
@@ -83,7 +84,7 @@ def test_every_structure_is_checked():
     dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
     assert {name.replace("make_", "") + "_dtype" for name in makers} == dtypes
     layouts = {layout.replace("_LAYOUT", "").lower() for _, layout in LAYOUTS}
-    constants = {"field", "product", "row_update"}
+    constants = {"field", "narrow_copy", "product", "row_update"}
     assert {name.removesuffix("_dtype") for name in dtypes} | constants == layouts
 
 
@@ -145,6 +146,13 @@ def test_the_members_of_an_update_of_rows():
     kinds = [structs.ROW_UPDATE[n] for n in range(len(structs.ROW_UPDATE))]
     assert kinds == [np.dtype(kind) for kind in "Q" * 9 + "q" * 4 + "d" * 4 + "i" * 4]
     assert structs.ROW_UPDATE.itemsize == struct.calcsize("9Q4q4d4i")
+
+
+def test_the_members_of_a_narrow_copy():
+    """`narrow_rows` packs them in this order."""
+    kinds = [structs.NARROW_COPY[n] for n in range(len(structs.NARROW_COPY))]
+    assert kinds == [np.dtype(kind) for kind in "Q" * 4 + "q" * 3 + "i" * 2]
+    assert structs.NARROW_COPY.itemsize == struct.calcsize("4Q3q2i")
 
 
 def test_ranks():

@@ -45,9 +45,9 @@ struct NarrowCopy {
     Bits* largest;        // (rank,), the bits of the largest magnitude of each column
     long long num_rows;
     long long row_stride;
+    long long rows_per_block;
     int rank;
     int narrow_stride;
-    int rows_per_block;
 };
 CHECK_LAYOUT(NarrowCopy, NARROW_COPY_LAYOUT)
 
@@ -55,7 +55,7 @@ CHECK_LAYOUT(NarrowCopy, NARROW_COPY_LAYOUT)
 template <typename Use>
 __device__ __forceinline__ void for_own_rows(const NarrowCopy& copy, int column, Use use)
 {
-    const long long start = static_cast<long long>(blockIdx.x) * copy.rows_per_block;
+    const long long start = blockIdx.x * copy.rows_per_block;
     const long long end = min(start + copy.rows_per_block, copy.num_rows);
 #pragma unroll 4
     for (long long row = start + threadIdx.x / NUM_COLUMNS; row < end; row += num_lanes) {
@@ -124,14 +124,14 @@ extern "C" __global__ void find_largest(const NarrowCopy copy)
 
 extern "C" __global__ void store_narrow(const NarrowCopy copy)
 {
+    const int lane = threadIdx.x / NUM_COLUMNS;
+    const bool writes_scales = copy.largest && blockIdx.x == 0 && lane == 0;
     for (int column = threadIdx.x % NUM_COLUMNS; column < copy.narrow_stride;
          column += NUM_COLUMNS) {
-        // Past the rank, what the last column holds.
-        const int source = min(column, copy.rank - 1);
+        const int source = min(column, copy.rank - 1);  // past the rank, the last column again
         const VALUE scale = copy.largest ? find_scale(copy.largest[source]) : copy.scales[source];
-        const bool is_first = blockIdx.x == 0 && threadIdx.x == column;
-        if (is_first && copy.largest && column == source) copy.scales[column] = scale;
         const VALUE multiplier = find_multiplier(scale);
+        if (writes_scales && column == source) copy.scales[column] = scale;
         for_own_rows(copy, source, [&](long long row, VALUE value) {
             copy.rows[row * copy.narrow_stride + column] = narrow(value * multiplier);
         });
