@@ -1,4 +1,4 @@
-"""Narrow copies of factors on a GPU, emulated: the kernels and the arguments that Python gives them."""
+"""Narrow copies on a GPU, emulated: the kernels, and the arguments that Python gives them."""
 
 import importlib
 import sys
