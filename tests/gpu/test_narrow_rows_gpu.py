@@ -1,7 +1,5 @@
 """Narrow rows on a GPU: their bits, and MTTKRP of them with the bits of whole rows."""
 
-import itertools
-
 import cupy
 import narrow_row_statements
 import numpy as np
@@ -12,6 +10,7 @@ from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines.cuda import tuning
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.narrow_rows import NARROW_DTYPES
+from tensorly_flycoo.format import group_passes
 from tensorly_flycoo.format.primitives import MTTKRP
 
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -156,48 +155,22 @@ def test_rows_that_are_not_aligned(monkeypatch, rank, layout, dtype):
         check_same_bits(x, tight, widened)
 
 
+@pytest.mark.usual_limits("groups", "prefixes")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_some_factors_are_narrow(layout, dtype):
-    """As where modes are in groups, whose products have whole rows."""
-    shape = (30, 20, 50, 9)
-    coords, values, factors = draw(shape, 33, dtype)
-    _, rows, widened = narrow(factors)
-    x = FlycooTensor(coords, values, shape, layout=layout, device="cuda", groups=None)
-    for are_narrow in itertools.product([True, False], repeat=4):
-        pairs = zip(are_narrow, rows, widened, strict=True)
-        check_same_bits(
-            x, [own if is_narrow else whole for is_narrow, own, whole in pairs], widened
-        )
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_products_in_groups(dtype):
-    """Khatri-Rao products of narrow rows, and contractions with them."""
-    sizes, bits, rank = (6, 7, 5), (6, 3, 0), 10
-    rng = np.random.default_rng(0)
-    factors = [rng.standard_normal((size, rank)).astype(dtype) for size in sizes]
-    _, rows, widened = narrow(factors)
-    expected = CUDA.combine_rows(widened, bits)
-    found = CUDA.combine_rows(rows, bits, np.dtype(dtype))
-    assert found.dtype == dtype
-    assert found.get().tobytes() == expected.get().tobytes()
-    for mode, size in enumerate(sizes):
+def test_groups(layout, dtype):
+    """The product of the factors of a group is narrowed as any factor is."""
+    shape = (40, 8, 30)
+    coords, values, factors = draw(shape, 16, dtype)
+    groups = ((0,), (1, 2))
+    x = FlycooTensor(coords, values, shape, layout=layout, device="cuda", groups=groups)
+    on_gpu = dict(enumerate(map(cupy.asarray, factors)))
+    merged = group_passes._merge_all(x._layout, CUDA, on_gpu)
+    _, rows, widened = narrow(list(merged.values()))
+    for number, other in ((0, 1), (1, 0)):
         results = []
-        for group in (rows, widened):
-            others = [None if n == mode else factor for n, factor in enumerate(group)]
-            out = cupy.empty((size, rank), dtype)
-            CUDA.contract_rows(expected, others, bits, out)
+        for matrices in (rows, widened):
+            out = cupy.full((x._layout.merged.shape[number], 16), np.nan, dtype)
+            CUDA.mttkrp(x._layout, {other: matrices[other]}, number, out)
             results.append(out.get().tobytes())
         assert results[0] == results[1]
-
-
-def test_few_reads_do_not_pay():
-    """Nor do small tensors, rows of one access to memory, and more inputs than kernels know."""
-    nell_2, nnz = (12_092, 9_184, 28_818), 76_900_000
-    for dtype in map(np.dtype, DTYPES):
-        assert CUDA.narrow_pays(nell_2, nnz, 32, dtype)
-        assert not CUDA.narrow_pays(nell_2, nnz // 100, 32, dtype)
-        assert not CUDA.narrow_pays(nell_2, nnz, 32 // dtype.itemsize, dtype)
-        assert not CUDA.narrow_pays((10**8, 10**8, 10**8), nnz, 32, dtype)
-        assert not CUDA.narrow_pays((9,) * 70, nnz, 32, dtype)

@@ -386,8 +386,7 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
 class MttkrpKernel:
     """A specialisation of `mttkrp_remap.cu`, with all arguments but the arrays.
 
-    Rows of factors and of results have the two `alignments`; `narrow_inputs` has a bit for each
-    factor.
+    Rows of factors and of results have the two `alignments`. Those of factors may be narrow.
     """
 
     def __init__(
@@ -398,7 +397,7 @@ class MttkrpKernel:
         rank: int,
         alignments: tuple[int, int],
         ratios: Ratios,
-        narrow_inputs: int,
+        is_narrow: bool,
     ) -> None:
         record_format = layout.merged
         tiling = layout.tilings[mode]
@@ -417,7 +416,7 @@ class MttkrpKernel:
             pull_bits=find_bits(step.pull_ids),
             remap_dtype=None if runs is None else runs.shifts.dtype,
             ratios=ratios,
-            narrow_inputs=narrow_inputs,
+            is_narrow=is_narrow,
         )
         kernel = launch.get_kernel("mttkrp_remap.cu", "mttkrp", **macros)
         # The tile, and the carry-outs between its groups of threads.
@@ -506,23 +505,11 @@ def _find_kernel(
         _common_alignment(workspace.arrays, workspace.pitches, out.itemsize),
         _common_alignment([out], [rank * out.itemsize], out.itemsize),
     )
-    narrow_inputs = _find_narrow_inputs(workspace.arrays, out.dtype)
-    key = (mode, rank, alignments, step.spare is None, ratios, narrow_inputs)
+    is_narrow = any(array.dtype != out.dtype for array in workspace.arrays)  # then all are
+    key = (mode, rank, alignments, step.spare is None, ratios, is_narrow)
     if key not in layout.prepared:
-        layout.prepared[key] = MttkrpKernel(
-            layout, step, mode, rank, alignments, ratios, narrow_inputs
-        )
+        layout.prepared[key] = MttkrpKernel(layout, step, mode, rank, alignments, ratios, is_narrow)
     return layout.prepared[key]
-
-
-def _find_narrow_inputs(arrays: list[Array], dtype: np.dtype) -> int:
-    """Return a bit for each factor of a tensor of a dtype: whether its rows are narrow."""
-    bits = 0
-    for place, array in enumerate(arrays):
-        if array.dtype != dtype:
-            assert place < tuning.MAX_NARROW_INPUTS, "`narrow_pays` said no"
-            bits |= 1 << place
-    return bits
 
 
 def _common_alignment(arrays: list[Array], pitches: list[int], itemsize: int) -> int:

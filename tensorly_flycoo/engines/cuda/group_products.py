@@ -14,9 +14,6 @@ from . import launch, tuning
 #: The numbers of rows of factors, or the bits of each.
 Sizes: TypeAlias = tuple[int, ...]
 
-#: The dtypes of the result and of the factors, which may be narrow.
-Dtypes: TypeAlias = tuple[np.dtype, np.dtype]
-
 #: The types of each kernel's arguments after `Factors`, as `DirectKernel` names them.
 _FORMATS = {"combine_rows": "qiQ", "contract_rows": "qQQQiii"}
 
@@ -25,24 +22,14 @@ _LEAST_TERMS = 4
 _MOST_WARPS = 32
 
 
-def combine_rows(
-    factors: Sequence[Array], bits: Sequence[int], dtype: np.dtype | None = None
-) -> Array:
-    """See `Engine.combine_rows`; rows that stand for no indices are zero.
-
-    The result has the dtype of the factors, unless these are narrow rows of a tensor of `dtype`.
-    """
+def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
+    """See `Engine.combine_rows`; rows that stand for no indices are zero."""
     first = factors[0]
     rank = first.shape[1]
-    out = cupy.empty((first.shape[0] << bits[0], rank), dtype or first.dtype)
+    out = cupy.empty((first.shape[0] << bits[0], rank), first.dtype)
     sizes = tuple([factor.shape[0] for factor in factors])
     kernel, members = _prepare(
-        "combine_rows",
-        out.data.device_id,
-        sizes,
-        tuple(bits),
-        (out.dtype, first.dtype),
-        num_warps=1,
+        "combine_rows", out.data.device_id, sizes, tuple(bits), out.dtype, num_warps=1
     )
     kernel(
         (-(-out.size // tuning.BLOCK_SIZE), 1),
@@ -67,7 +54,7 @@ def contract_rows(
         sizes,
         tuple(bits),
         out.shape,
-        (out.dtype, multiplied[0].dtype),
+        out.dtype,
         rows.data.device_id,  # this GPU; another one may have lent `out`
     )
     scales = None if weights is None else cupy.ascontiguousarray(weights)
@@ -105,7 +92,7 @@ def _prepare_contraction(
     sizes: Sizes,
     bits: Sizes,
     out_shape: tuple[int, int],
-    dtypes: Dtypes,
+    dtype: np.dtype,
     device_id: int,
 ) -> _Contraction:
     """Prepare `contract_rows` for a group with `num_rows` rows on the current GPU, `device_id`.
@@ -129,7 +116,7 @@ def _prepare_contraction(
         device_id,
         sizes=(*sizes[:place], *sizes[place + 1 :]),
         bits=(*bits[:place], *bits[place + 1 :]),
-        dtypes=dtypes,
+        dtype=dtype,
         num_warps=num_warps,
     )
     return _Contraction(
@@ -146,14 +133,13 @@ def _prepare_contraction(
 
 @functools.lru_cache(maxsize=1024)
 def _prepare(
-    name: str, device_id: int, sizes: Sizes, bits: Sizes, dtypes: Dtypes, num_warps: int
+    name: str, device_id: int, sizes: Sizes, bits: Sizes, dtype: np.dtype, num_warps: int
 ) -> tuple[launch.DirectKernel, Sizes]:
     """Return a kernel, and the members of `Factors` that do not depend on where factors are."""
     count = len(sizes)
     # Addresses, row strides, column strides; bits, masks, sizes. Then the other arguments.
     formats = f"{count}Q{count}q{count}q{count}i{count}I{count}I{_FORMATS[name]}"
-    value, factor = dtypes
-    macros = {"VALUE": value, "FACTOR": factor, "NUM_FACTORS": count, "NUM_WARPS": num_warps}
+    macros = {"VALUE": dtype, "NUM_FACTORS": count, "NUM_WARPS": num_warps}
     kernel = launch.get_direct_kernel("groups.cu", name, formats, device_id, **macros)
     masks = [(1 << (size - 1).bit_length()) - 1 for size in sizes]
     return kernel, (*bits, *masks, *sizes)

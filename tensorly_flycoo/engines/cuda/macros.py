@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...format.packing import RecordFormat
+from ..narrow_rows import NARROW_DTYPES
 from ..row_rules import Method
 from . import structs, tuning
 from .tuning import ColumnCut, Occupancy, RankCut, StepCut, SweepCut
@@ -84,12 +85,12 @@ def mttkrp_macros(
     pull_bits: IdBits | None = None,
     remap_dtype: np.dtype | None = None,
     ratios: Ratios = Ratios.NONE,
-    narrow_inputs: int = 0,
+    is_narrow: bool = False,
 ) -> Macros:
     """Specialise `mttkrp_remap.cu`.
 
-    Without `pull_bits` it does not pull, without `remap_dtype` it does not remap. `narrow_inputs`
-    has a bit for each input, the lowest for the first: whether its rows are narrow.
+    Without `pull_bits` it does not pull, without `remap_dtype` it does not remap. Factors may have
+    narrow rows.
     """
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size  # nonzeros of a group of threads
@@ -106,7 +107,7 @@ def mttkrp_macros(
     else:
         batch = tuning.limit_batch(occupancy, dtype.itemsize, cut)
         num_threads = tuning.limit_threads(occupancy, dtype.itemsize)
-        if narrow_inputs == (1 << num_inputs) - 1 > 0:  # all are
+        if is_narrow:
             batch = tuning.choose_narrow_batch(occupancy, num_inputs, dtype.itemsize)
     return {
         **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
@@ -124,7 +125,7 @@ def mttkrp_macros(
         "EMPTY_ROW": empty_dtype,
         "REMAP": remap_dtype is not None,
         "RATIOS": ratios,
-        "NARROW_INPUTS": narrow_inputs,
+        "FACTOR": NARROW_DTYPES[dtype] if is_narrow else dtype,
     }
 
 
@@ -292,6 +293,7 @@ def narrow_rows_macros(narrow_stride: int, dtype: np.dtype) -> Macros:
     """Specialise `narrow_rows.cu` for matrices of a dtype and a class of copies' strides."""
     return {
         "VALUE": dtype,
+        "NARROW": NARROW_DTYPES[dtype],
         "NUM_COLUMNS": min(tuning.BLOCK_SIZE, 1 << (narrow_stride - 1).bit_length()),
         "BLOCK_SIZE": tuning.BLOCK_SIZE,
         "NARROW_COPY_LAYOUT": structs.NARROW_COPY,

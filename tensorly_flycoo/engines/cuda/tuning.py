@@ -269,7 +269,7 @@ NARROW_BATCHES = (
 
 
 def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, itemsize: int) -> int:
-    """Choose the batch of MTTKRP whose factors all have narrow rows.
+    """Choose the batch of MTTKRP with narrow rows.
 
     >>> h100 = choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3)
     >>> choose_narrow_batch(h100, 3, itemsize=4), choose_narrow_batch(h100, 3, itemsize=8)
@@ -280,9 +280,6 @@ def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, itemsize: int) ->
     is_measured = occupancy.capability == _MEASURED
     return batch if is_measured else min(batch, occupancy.batch)
 
-
-#: The most inputs of MTTKRP with narrow rows: a macro has a bit for each.
-MAX_NARROW_INPUTS = 64
 
 #: Bytes that one access to memory brings at least: narrow rows no longer than that gain nothing.
 _SECTOR_NBYTES = 32
@@ -308,8 +305,7 @@ def narrow_pays(shape: tuple[int, ...], nnz: int, rank: int, dtype: np.dtype) ->
     row_nbytes = rank * dtype.itemsize
     num_reads = nnz * ndim * (ndim - 1)
     return (
-        ndim - 1 <= MAX_NARROW_INPUTS
-        and row_nbytes > _SECTOR_NBYTES
+        row_nbytes > _SECTOR_NBYTES
         and num_reads >= _READS_TO_NARROW * sum(shape)
         and num_reads * row_nbytes >= _LEAST_READ_NBYTES
     )

@@ -1,22 +1,9 @@
-// Numbers at half the width of values: how kernels read them (see `engines/narrow_rows.py`).
+// Numbers at half the width of values, and how kernels read them (see `engines/narrow_rows.py`): float
+// for double; for float unsigned short, which is fixed point.
 #pragma once
 
 #include "ids.cuh"
 #include "instructions.cuh"
-
-// The type of narrow numbers, by that of values; unsigned short is fixed point.
-template <typename Value>
-struct NarrowNumber;
-template <>
-struct NarrowNumber<double> {
-    using Type = float;
-};
-template <>
-struct NarrowNumber<float> {
-    using Type = unsigned short;
-};
-template <typename Value>
-using Narrow = typename NarrowNumber<Value>::Type;
 
 // Sets a value to the number that is `place` among those that were loaded together. It is exact.
 template <int Count>

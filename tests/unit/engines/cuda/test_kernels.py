@@ -30,7 +30,6 @@ from tensorly_flycoo.engines.cuda.macros import (
     wide_rows_macros,
 )
 from tensorly_flycoo.engines.cuda.source import list_files, load_source, specialise
-from tensorly_flycoo.engines.narrow_rows import NARROW_DTYPES
 from tensorly_flycoo.engines.row_rules import Method
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.tree import express
@@ -91,7 +90,7 @@ def specialise_all():
         "split_columns.cu": split_columns_macros(record_format, U32),
         "unfoldings.cu": {"ENTRIES_PER_BLOCK": tuning.ROWS_PER_BLOCK, **BLOCK},
         "place_vectors.cu": {"VECTOR": np.dtype(np.float64), "PLACED": dtype, **BLOCK},
-        "groups.cu": {"VALUE": dtype, "FACTOR": dtype, "NUM_FACTORS": 2, "NUM_WARPS": 8},
+        "groups.cu": {"VALUE": dtype, "NUM_FACTORS": 2, "NUM_WARPS": 8},
         "update_rows.cu": update_rows_macros(8, dtype),
         "narrow_rows.cu": narrow_rows_macros(8, dtype),
         "products.cu": products_macros(8, dtype),
@@ -137,19 +136,17 @@ def test_every_cut_of_the_ranks_compiles(ranks, ndim, dtype, architecture):
     "ranks", [(25, 32), pytest.param((1, 3, 10, 33, 100, 200), marks=SLOW)], ids=str
 )
 def test_narrow_rows_compile(ranks, ndim, dtype, architecture):
-    """Of all inputs, and, in groups of modes, of some; aligned or not."""
+    """With pulling and remapping, aligned and not."""
     record_format = make_format(ndim, dtype)
     itemsize = record_format.dtype.itemsize
     tile_size = choose_tile_size(record_format, architecture)
     occupancy = choose_occupancy(record_format, architecture)
-    ids, all_inputs, jobs = (U32, IdBits.of(2**18, tile_size), U32), 2 ** (ndim - 1) - 1, []
+    ids, jobs = (U32, IdBits.of(2**18, tile_size), U32), []
     for rank in ranks:
         alignment = math.gcd(16, rank * itemsize)
-        for loads, inputs in ((16, all_inputs), (alignment, all_inputs), (16, all_inputs - 1)):
+        for loads in {alignment, 16}:
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)
-            macros = mttkrp_macros(
-                record_format, tile_size, cut, occupancy, *ids, narrow_inputs=inputs
-            )
+            macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, is_narrow=True)
             jobs.append(("mttkrp_remap.cu", architecture, macros))
     compile_all(jobs)
 
@@ -306,11 +303,9 @@ def test_kernels_on_rows_compile(dtype, architecture):
         ("mersenne_twister.cu", value),
     ]
     jobs += [("partial_rows.cu", {**value, "NUM_WARPS": num_warps}) for num_warps in (2, 16)]
-    narrow = NARROW_DTYPES[np.dtype(dtype)]
     for num_factors, num_warps in itertools.product((1, 4), (1, 32)):
-        for factor in (np.dtype(dtype), narrow):
-            macros = {"FACTOR": factor, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
-            jobs.append(("groups.cu", {**value, **macros}))
+        macros = {**value, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
+        jobs.append(("groups.cu", macros))
     compile_all([(file, architecture, macros) for file, macros in jobs])
 
 

@@ -9,15 +9,13 @@
 //   the sums of warps in theirs; both orders depend on the sizes only.
 // Source: none.
 // MACRO VALUE: float or double
-// MACRO FACTOR: VALUE, or its narrow number (see narrow_rows.cuh)
 // MACRO NUM_FACTORS: those that are multiplied, 1 or more
 // MACRO NUM_WARPS: warps of a block that contracts
 
 #include "items.cuh"
-#include "narrow_rows.cuh"
 
 struct Factors {
-    const FACTOR* numbers[NUM_FACTORS];
+    const VALUE* values[NUM_FACTORS];
     long long row_strides[NUM_FACTORS];
     long long column_strides[NUM_FACTORS];
     int bits[NUM_FACTORS];
@@ -32,12 +30,8 @@ struct Factors {
         for (int n = 0; n < NUM_FACTORS; ++n) {
             const unsigned index = static_cast<unsigned>(row >> bits[n]) & masks[n];
             is_inside &= index < sizes[n];
-            if (index < sizes[n]) {
-                const long long place = index * row_strides[n] + column * column_strides[n];
-                VALUE number;
-                widen(number, Together<FACTOR, 1>{numbers[n][place]}, 0);
-                product *= number;
-            }
+            if (index < sizes[n])
+                product *= values[n][index * row_strides[n] + column * column_strides[n]];
         }
         return is_inside;
     }

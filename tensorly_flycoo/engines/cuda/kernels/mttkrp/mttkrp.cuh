@@ -30,11 +30,10 @@ struct EntryValues {
 };
 
 // A lane has LaneLoads * LoadColumns columns of a row. Each load of a group reads neighbouring
-// columns. If a group holds too few, blocks along y have the remaining ones. NarrowInputs has a bit
-// for each input, the lowest for the first: whether its factor's rows are narrow. They are read as
-// whole rows are cut, so that numbers and additions are those of whole rows of the same numbers.
+// columns. If a group holds too few, blocks along y have the remaining ones. Factors have rows of
+// FactorNumber: narrow ones are cut as whole ones are, so the order of additions is the same.
 template <typename TileNonzeros, int LoadColumns, int StoreColumns, int LaneLoads, int Batch,
-          unsigned long long NarrowInputs = 0>
+          typename FactorNumber = typename TileNonzeros::Value>
 struct Mttkrp {
     using Nonzeros = TileNonzeros;
     using Value = typename Nonzeros::Value;
@@ -57,6 +56,7 @@ struct Mttkrp {
     static_assert(sizeof(Value) * LoadColumns <= 16, "a load is 16 bytes at most");
 
     using Columns = Together<Value, lane_columns>;
+    using Load = Together<FactorNumber, LoadColumns>;
     using Store = Together<Value, StoreColumns>;
 
     // Carry-outs between the groups of a block: a group's sum for the row that the previous group
@@ -79,17 +79,10 @@ struct Mttkrp {
         return LaneLoads == 1 ? min(column, (rank - 1) / LoadColumns * LoadColumns) : column;
     }
 
-    static __device__ __forceinline__ constexpr bool is_narrow(int input)
-    {
-        return input < 64 && NarrowInputs >> input & 1;
-    }
-
-    // Reads a lane's columns of a row of Number; `source` points at the row's readable column.
-    template <typename Number = Value>
+    // Reads a lane's columns of a row; `source` points at the row's readable column.
     static __device__ __forceinline__ Columns read_columns(const char* source, int column,
                                                            int rank)
     {
-        using Load = Together<Number, LoadColumns>;
         Columns columns;
 #pragma unroll
         for (int l = 0; l < LaneLoads; ++l) {
@@ -160,10 +153,7 @@ struct Mttkrp {
                 const unsigned long long offset =
                     static_cast<unsigned long long>(entries[b].input_row(n)) *
                     operands.row_nbytes[n];
-                const Columns columns =
-                    is_narrow(n)
-                        ? read_columns<Narrow<Value>>(factors[n] + offset, column, rank)
-                        : read_columns(factors[n] + offset, column, rank);
+                const Columns columns = read_columns(factors[n] + offset, column, rank);
 #pragma unroll
                 for (int c = 0; c < lane_columns; ++c) {
                     products[b].at[c] = n == 0 ? columns.at[c] : products[b].at[c] * columns.at[c];
@@ -172,21 +162,15 @@ struct Mttkrp {
         }
     }
 
-    template <typename Number>
-    static __device__ __forceinline__ const char* point_at(const void* factor, int column)
-    {
-        return reinterpret_cast<const char*>(static_cast<const Number*>(factor) + column);
-    }
-
     static __device__ __forceinline__ void point_at_columns(const char* (&factors)[max_inputs],
                                                             const Operands& operands, int column,
                                                             int rank)
     {
 #pragma unroll
         for (int n = 0; n < num_inputs; ++n) {
-            const int first = readable_column(column, rank);
-            factors[n] = is_narrow(n) ? point_at<Narrow<Value>>(operands.factors[n], first)
-                                      : point_at<Value>(operands.factors[n], first);
+            const auto* factor = static_cast<const FactorNumber*>(operands.factors[n]);
+            const FactorNumber* first = factor + readable_column(column, rank);
+            factors[n] = reinterpret_cast<const char*>(first);
         }
     }
 

@@ -14,13 +14,14 @@
 //   `tests/support/narrow_row_statements.py` states.
 // Source: none.
 // MACRO VALUE: float or double
+// MACRO NARROW: its narrow type (see narrow_rows.cuh)
 // MACRO NUM_COLUMNS: columns that a block has at a time, a power of two
 // MACRO BLOCK_SIZE: threads of a block
 // MACRO NARROW_COPY_LAYOUT: how Python fills struct NarrowCopy (see structs.py)
 
+#include "ids.cuh"
 #include "instructions.cuh"
 #include "layout.cuh"
-#include "narrow_rows.cuh"
 
 static_assert(BLOCK_SIZE % NUM_COLUMNS == 0, "threads have equally many columns");
 constexpr int num_lanes = BLOCK_SIZE / NUM_COLUMNS;
@@ -40,7 +41,7 @@ constexpr Bits infinity = magnitude ^ mantissa;
 
 struct NarrowCopy {
     const VALUE* matrix;   // (num_rows, rank), rows `row_stride` numbers apart
-    Narrow<VALUE>* rows;  // (num_rows, narrow_stride), of which the first `rank` columns matter
+    NARROW* rows;         // (num_rows, narrow_stride), of which the first `rank` columns matter
     VALUE* scales;        // (rank,)
     Bits* largest;        // (rank,), the bits of the largest magnitude of each column
     long long num_rows;
