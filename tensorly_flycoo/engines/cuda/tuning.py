@@ -259,11 +259,11 @@ class NarrowBatch:
     measured: str  # on what, if at all
 
 
-#: Within half the bytes longer batches fit. The first row that fits is used.
+#: Narrow rows leave registers for longer batches. The first row that fits is used.
 NARROW_BATCHES = (
     NarrowBatch(1, 4, 4, _SPILLS),
-    NarrowBatch(2, 4, 4, "H100, rank 32: nell-1, nell-2, music; 2 took as long"),
-    NarrowBatch(3, 8, 4, "H100, float32, ranks 32 to 100: delicious; in float64 8 spill"),
+    NarrowBatch(2, 4, 4, "H100, rank 32, a prototype: 2 took as long"),
+    NarrowBatch(3, 8, 4, "H100, rank 32, a prototype, float32: delicious. In float64 8 spill"),
     NarrowBatch(_ANY, 2, 2, _SPILLS),
 )
 
@@ -284,12 +284,12 @@ def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, itemsize: int) ->
 #: Bytes that one access to memory brings at least: narrow rows no longer than that gain nothing.
 _SECTOR_NBYTES = 32
 
-#: How often each row must be read in a sweep for a narrow copy of it to pay, which reads it twice
-#: and writes half of it. Estimated from bytes; an H100 lost nothing with 12.8 reads (music).
+#: How often each row must be read in a sweep for a narrow copy of it to pay. Not measured: a copy
+#: moves 2.5 times a row's bytes, and a read saves half of them, of which caches have some already.
 _READS_TO_NARROW = 12
 
-#: Bytes of rows that a sweep reads, below which the launches of the conversion take as long as what
-#: narrow rows gain. Not measured: about a millisecond on an H100.
+#: Bytes of rows that a sweep reads, below which it may gain less than the launches of the
+#: conversion take. Not measured: a sweep of these takes about a millisecond on an H100.
 _LEAST_READ_NBYTES = 2**33
 
 

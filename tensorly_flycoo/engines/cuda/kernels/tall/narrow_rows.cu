@@ -40,7 +40,7 @@ constexpr Bits magnitude = Bits(~Bits(0)) >> 1;
 constexpr Bits infinity = magnitude ^ mantissa;
 
 struct NarrowCopy {
-    const VALUE* matrix;   // (num_rows, rank), rows `row_stride` numbers apart
+    const VALUE* matrix;  // (num_rows, rank), rows `row_stride` numbers apart
     NARROW* rows;         // (num_rows, narrow_stride), of which the first `rank` columns matter
     VALUE* scales;        // (rank,)
     Bits* largest;        // (rank,), the bits of the largest magnitude of each column
