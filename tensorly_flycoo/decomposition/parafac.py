@@ -359,7 +359,7 @@ def _run_own_loop(
     normalize = None
     finish = None
     if options.normalize_factors:
-        # MTTKRPs that Gauss-Newton steps keep are of the factors as they are; so is what is rounded.
+        # What Gauss-Newton steps keep, and what is rounded, is of the factors as they are.
         if isinstance(accelerator, GaussNewton) or narrow is not None:
             finish = partial(_normalize_result, sweep)
         else:

@@ -146,22 +146,30 @@ class Engine(Primitives, ABC):
 
     # Computing
 
+    @abstractmethod
     def find_scales(self, factor: Array) -> Array:
         """Return the scales (R,) of the columns of a factor (I, R): see `narrow_rows`.
 
-        Columns are neighbouring. A column with an inf or nan has the scale nan.
+        With ``m * 2**e`` the largest magnitude of a column, m from 0.5 to 1, its scale is ``2**e``;
+        but 1 if e is one of the usual exponents, or all are zeros, and no less than the format's
+        least. A column with an inf or nan, or of which the scale would overflow, has the scale nan.
         """
 
+    @abstractmethod
     def round_rows(self, factor: Array, scales: Array) -> NarrowRows:
         """Round a factor (I, R), in place, to numbers that fit narrow rows; return these rows.
 
-        The scales are those of `find_scales`, for this factor or one of which it is a part. A
-        column with the scale nan becomes nan.
+        The scales are those of `find_scales`, for this factor or one of which it is a part. Halves
+        are rounded to even, magnitudes of 1 in fixed point down. What float32 would make subnormal
+        becomes 0. A column with the scale nan becomes nan, and its narrow numbers are arbitrary.
         """
 
-    def narrows(self, shape: Sequence[int], nnz: int, rank: int, dtype: np.dtype) -> bool:
-        """Say whether narrow rows make MTTKRP of a tensor faster, and rounding costs less."""
-        return False
+    @abstractmethod
+    def narrow_pays(self, shape: Sequence[int], nnz: int, rank: int, dtype: np.dtype) -> bool:
+        """Say whether narrow rows make MTTKRPs of a tensor faster, rounding included.
+
+        The answer depends on nothing else, so that results do not.
+        """
 
     @abstractmethod
     def combine_rows(self, factors: Sequence[Array], bits: Sequence[int]) -> Array:

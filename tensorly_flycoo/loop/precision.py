@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, final
 from ..base.array_modules import Array
 from ..base.checks import check_choice
 from ..engines.narrow_rows import NARROW_FORMATS, NarrowRows
+from ..format.groups import choose_groups
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.tensor import FlycooTensor
@@ -24,7 +25,7 @@ from .stopping import Stop
 PRECISIONS = ("own", "mixed")
 
 #: A run turns to whole rows where an iteration lowers the error by less than so many roundings of
-#: its factors, relative to the error; then sooner than it might stop.
+#: its factors, relative to the error, or twice the decrease at which it may stop.
 _ROUNDINGS = 2.0
 
 _chosen_precision = "own"
@@ -173,9 +174,15 @@ def narrow_factors(
 
     With a single iteration, that is the last one.
     """
-    if num_iterations < 2 or not x._engine.narrows(x.shape, x.nnz, rank, x.dtype):
+    if num_iterations < 2 or not _pays(x, rank):
         return None
     return NarrowFactors(x, num_iterations, tol, factors_may_change)
+
+
+def _pays(x: FlycooTensor, rank: int) -> bool:
+    """Return whether a run gains by rounding; nothing reads narrow rows of modes in groups."""
+    are_apart = len(choose_groups(x.shape, x.nnz)) == x.ndim
+    return are_apart and x._engine.narrow_pays(x.shape, x.nnz, rank, x.dtype)
 
 
 def is_mixed() -> bool:

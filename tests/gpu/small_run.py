@@ -25,6 +25,7 @@ from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.engines.cuda import mersenne_twister
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.row_rules import Method
+from tensorly_flycoo.format.primitives import MTTKRP
 
 SHAPES = [(50,), (40, 3), (60, 30, 20), (9, 8, 7, 6), (6, 5, 4, 3, 2)]
 RANKS = (1, 7, 10, 31, 32, 50)
@@ -46,6 +47,17 @@ def compute_modes(shape, dtype, layout):
         factors = [cupy.ones((size, rank), dtype) for size in shape]
         for mode in (*range(len(shape)), len(shape) - 1):
             mttkrp(x, factors, mode)
+
+
+def read_narrow_rows(shape, dtype, layout):
+    """Compute modes in order from narrow rows."""
+    x = FlycooTensor(*draw(shape, dtype), shape, layout=layout, groups=None)
+    for rank in RANKS:
+        outs = [cupy.ones((size, rank), dtype) for size in shape]
+        rows = [CUDA.narrow_rows(factor).rows for factor in outs]
+        for mode, out in enumerate(outs):
+            inputs = {n: own for n, own in enumerate(rows) if n != mode}
+            x._layout.apply(MTTKRP, CUDA, inputs, mode, out)
 
 
 def compute_tall(dtype):
@@ -98,6 +110,8 @@ def fit_counts(shape, dtype, layout, ranks):
 def run_modes():
     for shape, dtype, layout in itertools.product(SHAPES, DTYPES, LAYOUTS):
         compute_modes(shape, dtype, layout)
+        if layout == "remap":
+            read_narrow_rows(shape, dtype, layout)
 
 
 def run_counts():

@@ -120,6 +120,45 @@ int __reduce_add_sync(unsigned, int number)
 double __drcp_rn(double number) { return 1 / number; }
 int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
+template <typename Number>
+Number __ldg(const Number* number)
+{
+    return *number;
+}
+
+template <typename Number>
+Number atomicMax(Number* address, Number number)
+{
+    const Number before = *address;
+    *address = max(before, number);
+    return before;
+}
+
+float __uint_as_float(unsigned bits)
+{
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+unsigned __float_as_uint(float number)
+{
+    unsigned bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+unsigned __byte_perm(unsigned low, unsigned high, unsigned places)
+{
+    const unsigned long long bytes = low | static_cast<unsigned long long>(high) << 32;
+    unsigned chosen = 0;
+    for (int byte = 0; byte < 4; ++byte) {
+        const unsigned place = places >> 4 * byte & 7;
+        chosen |= static_cast<unsigned>(bytes >> 8 * place & 0xff) << 8 * byte;
+    }
+    return chosen;
+}
+
 // In place of `instructions.cuh`.
 
 void multiply(double (&sums)[2][2], const double (&left)[2][2], const double (&right)[2])
@@ -161,6 +200,8 @@ Number find_larger(Number a, Number b)
 {
     return a != a || b != b ? a + b : max(a, b);
 }
+
+double convert(float number) { return number; }
 
 template <typename Value>
 Value round_to(double number)

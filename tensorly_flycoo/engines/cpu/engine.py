@@ -14,12 +14,12 @@ from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from ..protocol import Engine, Factors
-from . import levels, mttkrp, products, ratios, row_updates, threads, updates
+from . import levels, mttkrp, narrow_rows, products, ratios, row_updates, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
 from .primitives import CpuPrimitives
-from .records import Fields, Storage, Tiles, list_places
+from .records import CACHE_LINE_NBYTES, Fields, Storage, Tiles, allocate_lines, list_places
 from .segments import LEAST_NNZ, find_segments, mttkrp_segments
 
 # The CPU's launch sizes; `launch` in `threads.py` cuts a loop over tiles or rows into parts.
@@ -34,8 +34,6 @@ _STEP_NBYTES = (128, 64)
 
 #: Nonzeros for each row of a factor, from which on an aligned copy of the factor is worth it.
 _READS_A_COPY = 512
-
-_CACHE_LINE_NBYTES = 64
 
 
 class CpuEngine(CpuPrimitives, Engine):
@@ -89,7 +87,7 @@ class CpuEngine(CpuPrimitives, Engine):
                 threads.launch(mttkrp.mttkrp_tiles, num_tiles, *arguments, work_ns=work_ns)
             # Rows that began in an earlier tile: added after all tiles, in their order.
             mttkrp.add_partial_rows(carry_rows, partial_rows, out)
-            if weights is not None:
+            if weights is not None and (weights != 1).any():
                 np.multiply(out, weights, out=out)
 
     def mttkrp_of_ratios(
@@ -230,6 +228,9 @@ class CpuEngine(CpuPrimitives, Engine):
         return gram
 
     count_free_nbytes = staticmethod(count_free_nbytes)
+    find_scales = staticmethod(narrow_rows.find_scales)
+    round_rows = staticmethod(narrow_rows.round_rows)
+    narrow_pays = staticmethod(narrow_rows.narrow_pays)
     combine_rows = staticmethod(products.combine_rows)
     contract_rows = staticmethod(products.contract_rows)
     update_rows = staticmethod(row_updates.update_rows)
@@ -239,19 +240,17 @@ class CpuEngine(CpuPrimitives, Engine):
 def _align(factor: Array, most_rows: int) -> Array:
     """Return a factor as kernels read it, its rows in as few cache lines as can be.
 
-    NumPy aligns to 16 bytes only. A row in one line more takes up to 1.4 times as long to read. A
-    factor of more than `most_rows` rows is not copied.
+    A row in one line more takes up to 1.4 times as long to read. A factor of more than `most_rows`
+    rows is not copied.
     """
     if not factor.flags.carray:
         factor = np.require(factor, requirements=("C", "A", "W"))
-    has_whole_lines = factor.shape[1] * factor.itemsize % _CACHE_LINE_NBYTES == 0
+    has_whole_lines = factor.shape[1] * factor.itemsize % CACHE_LINE_NBYTES == 0
     if not has_whole_lines or len(factor) > most_rows:
         return factor
-    if factor.__array_interface__["data"][0] % _CACHE_LINE_NBYTES == 0:
+    if factor.__array_interface__["data"][0] % CACHE_LINE_NBYTES == 0:
         return factor
-    memory = np.empty(factor.nbytes + _CACHE_LINE_NBYTES, np.uint8)
-    start = -memory.__array_interface__["data"][0] % _CACHE_LINE_NBYTES
-    aligned = memory[start : start + factor.nbytes].view(factor.dtype).reshape(factor.shape)
+    aligned = allocate_lines(factor.shape, factor.dtype)
     aligned[...] = factor
     return aligned
 

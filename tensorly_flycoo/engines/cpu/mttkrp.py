@@ -28,6 +28,9 @@ from .records import (
 #: Bytes of a row of results that are computed at once: nearly all are in AVX2's registers.
 ROW_NBYTES = 256
 
+#: 256 as float32, whose mantissa ends at 2**-15.
+_BITS_OF_256 = 0x43800000
+
 
 class Operands(NamedTuple):
     """The arrays that MTTKRP reads and writes; a vector register holds ``len(lanes)`` columns."""
@@ -126,13 +129,28 @@ def fill_row(typing_context: Any, row: Any, number: Any, lanes: Any) -> Any:
     return types.void(row, row.dtype, lanes), generate
 
 
+def widen(builder: Any, numbers: Any, vector_type: Any) -> Any:
+    """Return numbers of narrow rows as a wider vector, exactly; others as they are."""
+    if numbers.type == vector_type:
+        return numbers
+    if not isinstance(numbers.type.element, ir.IntType):
+        return builder.fpext(numbers, vector_type)
+    # u in the mantissa of 2**8 makes 256 + u / 2**15; u stands for (u - 2**15) / 2**15.
+    word_type = ir.VectorType(ir.IntType(32), vector_type.count)
+    exponents = ir.Constant(word_type, [_BITS_OF_256] * vector_type.count)
+    words = builder.or_(builder.zext(numbers, word_type), exponents)
+    offsets = ir.Constant(vector_type, [257.0] * vector_type.count)
+    return builder.fsub(builder.bitcast(words, vector_type), offsets)
+
+
 @intrinsic
 def add_product(
     typing_context: Any, row: Any, value: Any, factors: Any, indices: Any, column: Any, lanes: Any
 ) -> Any:
     """Add ``value * prod_w factors[w][indices[w], column : column + lanes]`` to `row`.
 
-    This is the elementwise computation of the paper (its Algorithm 2) for `lanes` columns.
+    This is the elementwise computation of the paper (its Algorithm 2) for `lanes` columns. Factors
+    that are narrower than the row are widened as they are read.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -148,9 +166,11 @@ def add_product(
                 num_columns = builder.extract_value(array.shape, 1)
             index = builder.extract_value(indices_, w)
             offset = builder.add(builder.mul(index, num_columns), column_)
-            pointer = builder.bitcast(builder.gep(array.data, [offset]), vector_type.as_pointer())
+            stored_type = make_vector_type(context, factors.dtype.dtype, lanes)
+            pointer = builder.bitcast(builder.gep(array.data, [offset]), stored_type.as_pointer())
             product = builder.fmul(product, vector)
-            vector = builder.load(pointer, align=row.dtype.bitwidth // 8)
+            stored = builder.load(pointer, align=factors.dtype.dtype.bitwidth // 8)
+            vector = widen(builder, stored, vector_type)
         pointer = builder.bitcast(row_, vector_type.as_pointer())
         builder.store(multiply_add(builder, product, vector, builder.load(pointer)), pointer)
         return context.get_dummy_value()

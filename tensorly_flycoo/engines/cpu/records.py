@@ -5,6 +5,7 @@ tuples and so part of a kernel's type; nothing is compiled for one rank or shape
 None is part of the type too: the code for it is not compiled.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from .compiling import subroutine
 # mypy takes an intrinsic's arguments from the function that generates its code.
 intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
+
+CACHE_LINE_NBYTES = 64
 
 #: Nonzeros between prefetching a record and using it.
 PREFETCH_DISTANCE = 16
@@ -170,6 +173,14 @@ def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(records, position), generate
+
+
+def allocate_lines(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Allocate an array that begins at a cache line; NumPy aligns to 16 bytes only."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + CACHE_LINE_NBYTES, np.uint8)
+    start = -memory.__array_interface__["data"][0] % CACHE_LINE_NBYTES
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def list_places(places: Array | None, count: int) -> Array:

@@ -24,6 +24,7 @@ from . import (
     group_products,
     launch,
     mersenne_twister,
+    narrow_rows,
     row_updates,
     tall,
     tuning,
@@ -178,10 +179,13 @@ class CudaEngine(CudaPrimitives, Engine):
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
         pitches = [row_pitch(array) for array in arrays]
         if math.gcd(16, *pitches) < 16:  # the rows of one are not aligned
-            arrays = _align_rows(arrays, layout.records.shape[0])
+            arrays = _align_rows(arrays, layout.records.shape[0], out.itemsize)
             pitches = [row_pitch(array) for array in arrays]
         return Workspace(arrays, pitches, carries)
 
+    find_scales = staticmethod(narrow_rows.find_scales)
+    round_rows = staticmethod(narrow_rows.round_rows)
+    narrow_pays = staticmethod(tuning.narrow_pays)
     combine_rows = staticmethod(group_products.combine_rows)
     contract_rows = staticmethod(group_products.contract_rows)
     add_parts = staticmethod(exchange.add_parts)
@@ -339,27 +343,38 @@ def _make_readable(factor: Array) -> Array:
     return factor if is_readable else cupy.ascontiguousarray(factor)
 
 
-def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
+def _align_rows(arrays: list[Array], nnz: int, itemsize: int) -> list[Array]:
     """Copy factors (I_n, R) to rows aligned for loads, if that pays and memory suffices.
 
     No bit of the result changes: the order of additions does not depend on how rows are loaded.
+    The values of the tensor have `itemsize` bytes.
     """
-    row_nbytes = tuning.choose_row_nbytes(arrays[0].shape[1] * arrays[0].itemsize)
-    load_nbytes = min(row_nbytes, 16)
-    unaligned = [array for array in arrays if row_pitch(array) % load_nbytes]
+    unaligned = [array for array in arrays if not _is_aligned(array, itemsize)]
     if not unaligned:
         return arrays
     num_rows = sum(array.shape[0] for array in unaligned)
-    alignment = _common_alignment(unaligned, [row_pitch(array) for array in unaligned])
+    pitches = [row_pitch(array) for array in unaligned]
+    alignment = _common_alignment(unaligned, pitches, itemsize)
     if not tuning.pays_to_align(num_rows, alignment, nnz, len(arrays)):
         return arrays
     try:
         return [
-            pad_rows(array, row_nbytes) if row_pitch(array) % load_nbytes else array
+            array if _is_aligned(array, itemsize) else pad_rows(array, _choose_pitch(array))
             for array in arrays
         ]
     except cupy.cuda.memory.OutOfMemoryError:
         return arrays
+
+
+def _is_aligned(array: Array, itemsize: int) -> bool:
+    """Return whether the rows are aligned for loads of as many numbers as 16 bytes of values."""
+    most_nbytes = 16 * array.itemsize // itemsize
+    return row_pitch(array) % min(_choose_pitch(array), most_nbytes) == 0
+
+
+def _choose_pitch(array: Array) -> int:
+    """Choose how far apart the rows of a factor should be."""
+    return tuning.choose_row_nbytes(array.shape[1] * array.itemsize)
 
 
 def pad_rows(array: Array, row_nbytes: int) -> Array:
@@ -373,7 +388,7 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
 class MttkrpKernel:
     """A specialisation of `mttkrp_remap.cu`, with all arguments but the arrays.
 
-    Rows of factors and of results have the two `alignments`.
+    Rows of factors and of results have the two `alignments`. Those of factors may be narrow.
     """
 
     def __init__(
@@ -384,6 +399,7 @@ class MttkrpKernel:
         rank: int,
         alignments: tuple[int, int],
         ratios: Ratios,
+        is_narrow: bool,
     ) -> None:
         record_format = layout.merged
         tiling = layout.tilings[mode]
@@ -402,6 +418,7 @@ class MttkrpKernel:
             pull_bits=find_bits(step.pull_ids),
             remap_dtype=None if runs is None else runs.shifts.dtype,
             ratios=ratios,
+            is_narrow=is_narrow,
         )
         kernel = launch.get_kernel("mttkrp_remap.cu", "mttkrp", **macros)
         # The tile, and the carry-outs between its groups of threads.
@@ -487,20 +504,24 @@ def _find_kernel(
     """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
     rank = out.shape[1]
     alignments = (
-        _common_alignment(workspace.arrays, workspace.pitches),
-        _common_alignment([out], [rank * out.itemsize]),
+        _common_alignment(workspace.arrays, workspace.pitches, out.itemsize),
+        _common_alignment([out], [rank * out.itemsize], out.itemsize),
     )
-    key = (mode, rank, alignments, step.spare is None, ratios)
+    is_narrow = any(array.dtype != out.dtype for array in workspace.arrays)  # then all are
+    key = (mode, rank, alignments, step.spare is None, ratios, is_narrow)
     if key not in layout.prepared:
-        layout.prepared[key] = MttkrpKernel(layout, step, mode, rank, alignments, ratios)
+        layout.prepared[key] = MttkrpKernel(layout, step, mode, rank, alignments, ratios, is_narrow)
     return layout.prepared[key]
 
 
-def _common_alignment(arrays: list[Array], pitches: list[int]) -> int:
-    """Return the largest power of two, up to 16, that divides the addresses of all rows."""
+def _common_alignment(arrays: list[Array], pitches: list[int], itemsize: int) -> int:
+    """Return the largest power of two, up to 16, that divides the addresses of all rows.
+
+    Narrow numbers count as if they had `itemsize` bytes.
+    """
     bits = 16
     for array, pitch in zip(arrays, pitches, strict=True):
-        bits |= array.data.ptr | pitch
+        bits |= (array.data.ptr | pitch) * (itemsize // array.itemsize)
     return bits & -bits  # the lowest bit that is set in any
 
 

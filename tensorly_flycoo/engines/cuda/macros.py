@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...format.packing import RecordFormat
+from ..narrow_rows import NARROW_FORMATS
 from ..row_rules import Method
 from . import structs, tuning
 from .tuning import ColumnCut, Occupancy, RankCut, StepCut, SweepCut
@@ -84,10 +85,12 @@ def mttkrp_macros(
     pull_bits: IdBits | None = None,
     remap_dtype: np.dtype | None = None,
     ratios: Ratios = Ratios.NONE,
+    is_narrow: bool = False,
 ) -> Macros:
     """Specialise `mttkrp_remap.cu`.
 
-    Without `pull_bits` it does not pull, without `remap_dtype` it does not remap.
+    Without `pull_bits` it does not pull, without `remap_dtype` it does not remap. Factors may have
+    narrow rows.
     """
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size  # nonzeros of a group of threads
@@ -104,6 +107,8 @@ def mttkrp_macros(
     else:
         batch = tuning.limit_batch(occupancy, dtype.itemsize, cut)
         num_threads = tuning.limit_threads(occupancy, dtype.itemsize)
+        if is_narrow:
+            batch = tuning.choose_narrow_batch(occupancy, num_inputs, dtype.itemsize)
     return {
         **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
         **_operands_macros(record_format, pull_bits),
@@ -120,6 +125,7 @@ def mttkrp_macros(
         "EMPTY_ROW": empty_dtype,
         "REMAP": remap_dtype is not None,
         "RATIOS": ratios,
+        "FACTOR": NARROW_FORMATS[dtype].dtype if is_narrow else dtype,
     }
 
 
@@ -290,6 +296,17 @@ def _rule_macros(method: Method, is_group_lasso: bool) -> Macros:
         "IS_GROUP_LASSO": is_group_lasso,
         "MAX_STEPS": tuning.MAX_ROW_STEPS,
         "ROW_UPDATE_LAYOUT": structs.ROW_UPDATE,
+    }
+
+
+def narrow_rows_macros(rank: int, dtype: np.dtype) -> Macros:
+    """Specialise `narrow_rows.cu` for a dtype and a class of ranks."""
+    return {
+        "VALUE": dtype,
+        "NARROW": NARROW_FORMATS[dtype].dtype,
+        "NUM_COLUMNS": min(tuning.BLOCK_SIZE, 1 << (rank - 1).bit_length()),
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+        "NARROW_COPY_LAYOUT": structs.NARROW_COPY,
     }
 
 

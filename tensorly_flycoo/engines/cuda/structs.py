@@ -82,6 +82,22 @@ STEP_MEASURES = np.dtype(
     align=True,
 )
 
+#: `NarrowCopy` in `narrow_rows.cu`.
+NARROW_COPY = np.dtype(
+    [
+        ("matrix", np.uint64),
+        ("rows", np.uint64),
+        ("scales", np.uint64),
+        ("largest", np.uint64),
+        ("num_rows", np.int64),
+        ("row_stride", np.int64),
+        ("rows_per_block", np.int64),
+        ("rank", np.int32),
+        ("narrow_stride", np.int32),
+    ],
+    align=True,
+)
+
 
 @functools.cache
 def operands_dtype(num_inputs: int) -> np.dtype:

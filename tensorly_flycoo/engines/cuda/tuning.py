@@ -12,6 +12,8 @@ import functools
 import sys
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...format.packing import round_up
 
 #: Sums of squares that threads add to at a time: fewer would be contended.
@@ -245,6 +247,68 @@ def limit_batch(occupancy: Occupancy, itemsize: int, cut: RankCut) -> int:
     if itemsize == 4 and is_aligned:
         return occupancy.batch
     return min(4, occupancy.batch)
+
+
+@dataclass(frozen=True)
+class NarrowBatch:
+    """The batch of MTTKRP with narrow rows: a row of `NARROW_BATCHES`."""
+
+    max_inputs: int  # the most input modes that the row is for
+    float32: int  # the batch, by the dtype of the values
+    float64: int
+    measured: str  # on what, if at all
+
+
+#: Narrow rows leave registers for longer batches. The first row that fits is used.
+NARROW_BATCHES = (
+    NarrowBatch(1, 4, 4, _SPILLS),
+    NarrowBatch(2, 4, 4, "H100, rank 32, a prototype: 2 took as long"),
+    NarrowBatch(3, 8, 4, "H100, rank 32, a prototype, float32: delicious. In float64 8 spill"),
+    NarrowBatch(_ANY, 2, 2, _SPILLS),
+)
+
+
+def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, itemsize: int) -> int:
+    """Choose the batch of MTTKRP with narrow rows.
+
+    >>> h100 = choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3)
+    >>> choose_narrow_batch(h100, 3, itemsize=4), choose_narrow_batch(h100, 3, itemsize=8)
+    (8, 4)
+    """
+    row = next(row for row in NARROW_BATCHES if num_inputs <= row.max_inputs)
+    batch = row.float32 if itemsize == 4 else row.float64
+    is_measured = occupancy.capability == _MEASURED
+    return batch if is_measured else min(batch, occupancy.batch)
+
+
+#: Bytes that one access to memory brings at least: narrow rows no longer than that gain nothing.
+_SECTOR_NBYTES = 32
+
+#: How often each row must be read in a sweep for a narrow copy of it to pay. Not measured: a copy
+#: moves 2.5 times a row's bytes, and a read saves half of them, of which caches have some already.
+_READS_TO_NARROW = 12
+
+#: Bytes of rows that a sweep reads, below which it may gain less than the launches of the
+#: conversion take. Not measured: a sweep of these takes about a millisecond on an H100.
+_LEAST_READ_NBYTES = 2**33
+
+
+def narrow_pays(shape: tuple[int, ...], nnz: int, rank: int, dtype: np.dtype) -> bool:
+    """Return whether narrow rows make sweeps over a tensor faster, each copied once a sweep.
+
+    >>> narrow_pays((12_092, 9_184, 28_818), 76_900_000, 32, np.dtype("f4"))
+    True
+    >>> narrow_pays((12_092, 9_184, 28_818), 76_900_000, 8, np.dtype("f4"))
+    False
+    """
+    ndim = len(shape)
+    row_nbytes = rank * dtype.itemsize
+    num_reads = nnz * ndim * (ndim - 1)
+    return (
+        row_nbytes > _SECTOR_NBYTES
+        and num_reads >= _READS_TO_NARROW * sum(shape)
+        and num_reads * row_nbytes >= _LEAST_READ_NBYTES
+    )
 
 
 #: By the most inputs, the batch and the threads of MTTKRP of ratios, without and with logarithms.

@@ -195,7 +195,7 @@ def test_rounding_raises_the_error_within_its_bound(dtype):
     model, _ = decompose(x, n_iter_max=3)
     exact = FlycooTensor(
         *[array.astype(float) if n else array for n, array in enumerate(x.nonzeros())], x.shape
-    )  # noqa: E501
+    )
     factors = [factor.astype(float) for factor in model.factors]
     before = cp_fit(exact, (None, factors)).relative_error
     rounding = NARROW_FORMATS[np.dtype(dtype)].rounding

@@ -86,3 +86,11 @@ __device__ __forceinline__ Value round_to(double number)
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(rounded) : "d"(number));
     return rounded;
 }
+
+// Converts a number that is not subnormal: else to flush it would take an instruction more.
+__device__ __forceinline__ double convert(float number)
+{
+    double converted;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(converted) : "f"(number));
+    return converted;
+}

@@ -18,7 +18,7 @@ struct Operands {
     Field out_field;
     Field input_fields[max_inputs];
     unsigned value_slot;  // counted in values, not in words
-    const Value* factors[max_inputs];
+    const void* factors[max_inputs];  // rows of Value, or narrow ones (`narrow_rows.cuh`)
     unsigned row_nbytes[max_inputs];  // from the start of a factor's row to the next
     unsigned last_out_row;            // for assertions
     unsigned last_input_rows[max_inputs];

@@ -17,6 +17,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     add_measures_macros,
     cut_tile,
     mttkrp_macros,
+    narrow_rows_macros,
     pack_macros,
     products_macros,
     read_keys_macros,
@@ -92,6 +93,7 @@ def specialise_all():
         "place_vectors.cu": {"VECTOR": np.dtype(np.float64), "PLACED": dtype, **BLOCK},
         "groups.cu": {"VALUE": dtype, "NUM_FACTORS": 2, "NUM_WARPS": 8},
         "update_rows.cu": update_rows_macros(8, dtype),
+        "narrow_rows.cu": narrow_rows_macros(8, dtype),
         "products.cu": products_macros(8, dtype),
         "copy_blocks.cu": {"MAX_COPIES": 16},
         "add_parts.cu": {"VALUE": dtype, "TREE": express(((0, 1), (2, 3)), "PART")},
@@ -126,6 +128,39 @@ def test_every_cut_of_the_ranks_compiles(ranks, ndim, dtype, architecture):
                 macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids)
                 jobs.append(("mttkrp_remap.cu", architecture, macros))
     compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=SLOW)])
+@pytest.mark.parametrize("ndim", [3, 4, *[pytest.param(n, marks=SLOW) for n in (2, 5, 8)]])
+@pytest.mark.parametrize(
+    "ranks", [(25, 32), pytest.param((1, 3, 10, 33, 100, 200), marks=SLOW)], ids=str
+)
+def test_narrow_rows_compile(ranks, ndim, dtype, architecture):
+    """With pulling and remapping, aligned and not."""
+    record_format = make_format(ndim, dtype)
+    itemsize = record_format.dtype.itemsize
+    tile_size = choose_tile_size(record_format, architecture)
+    occupancy = choose_occupancy(record_format, architecture)
+    ids, jobs = (U32, IdBits.of(2**18, tile_size), U32), []
+    for rank in ranks:
+        alignment = math.gcd(16, rank * itemsize)
+        for loads in {alignment, 16}:
+            cut = tuning.cut_rank(rank, itemsize, loads, alignment)
+            macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, is_narrow=True)
+            jobs.append(("mttkrp_remap.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+@pytest.mark.parametrize("padded_rank", [1, 8, 32, 224])
+def test_kernels_that_narrow_rows_compile(padded_rank, architecture):
+    compile_all(
+        ("narrow_rows.cu", architecture, narrow_rows_macros(padded_rank, np.dtype(dtype)))
+        for dtype in DTYPES
+    )
 
 
 @ON_LINUX

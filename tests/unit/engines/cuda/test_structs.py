@@ -37,6 +37,7 @@ LAYOUTS = [
     ("pack.cu", "PACKING_LAYOUT"),
     ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
     ("split_columns.cu", "COLUMNS_LAYOUT"),
+    ("narrow_rows.cu", "NARROW_COPY_LAYOUT"),
     ("products.cu", "PRODUCT_LAYOUT"),
     ("add_measures.cu", "STEP_MEASURES_LAYOUT"),
     ("step_rows.cu", "ROW_UPDATE_LAYOUT"),
@@ -84,7 +85,7 @@ def test_every_structure_is_checked():
     dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
     assert {name.replace("make_", "") + "_dtype" for name in makers} == dtypes
     layouts = {layout.replace("_LAYOUT", "").lower() for _, layout in LAYOUTS}
-    constants = {"field", "product", "row_update", "step_measures"}
+    constants = {"field", "narrow_copy", "product", "row_update", "step_measures"}
     assert {name.removesuffix("_dtype") for name in dtypes} | constants == layouts
 
 
@@ -153,6 +154,11 @@ def test_the_members_of_the_measures_of_steps():
 def check_members(dtype, kinds):
     assert [dtype[n] for n in range(len(dtype))] == [np.dtype(kind) for kind in kinds]
     assert dtype.itemsize == struct.calcsize(kinds)
+
+
+def test_the_members_of_a_narrow_copy():
+    """`narrow_rows` packs them in this order."""
+    check_members(structs.NARROW_COPY, "Q" * 4 + "q" * 3 + "i" * 2)
 
 
 def test_ranks():

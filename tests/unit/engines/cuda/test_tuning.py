@@ -20,7 +20,7 @@ def test_examples(module):
 
 
 def test_each_row_names_where_it_was_measured():
-    assert all(row.measured for row in tuning.OCCUPANCIES)
+    assert all(row.measured for row in (*tuning.OCCUPANCIES, *tuning.NARROW_BATCHES))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)])
@@ -49,6 +49,29 @@ def test_the_nearest_capability_decides(monkeypatch):
         ((8, 0), 2, 0), ((8, 5), 3, 1), ((8, 9), 1, 2), ((9, 0), 4, 5), ((12, 0), 2, 4),
     ):  # fmt: skip
         assert choose(tuning.Gpu(capability, 0), num_inputs) is rows[expected]
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize(
+    ("num_inputs", "in_float32", "in_float64"), [(1, 4, 4), (2, 4, 4), (3, 8, 4), (4, 2, 2)]
+)
+def test_the_batch_of_narrow_rows(num_inputs, in_float32, in_float64, capability):
+    """No longer than that of whole rows where none was measured."""
+    occupancy = tuning.choose_occupancy(tuning.Gpu(capability, 2**17), num_inputs)
+    for itemsize, expected in ((4, in_float32), (8, in_float64)):
+        if capability != (9, 0):
+            expected = min(expected, occupancy.batch)
+        assert tuning.choose_narrow_batch(occupancy, num_inputs, itemsize) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_narrow_rows_pay_if_rows_are_long_and_read_often(dtype):
+    """And if sweeps take longer than to launch the conversion."""
+    dtype, nell_2, nnz = np.dtype(dtype), (12_092, 9_184, 28_818), 76_900_000
+    assert tuning.narrow_pays(nell_2, nnz, 32, dtype)
+    assert not tuning.narrow_pays(nell_2, nnz // 100, 32, dtype)
+    assert not tuning.narrow_pays(nell_2, nnz, 32 // dtype.itemsize, dtype)
+    assert not tuning.narrow_pays((10**8, 10**8, 10**8), nnz, 32, dtype)
 
 
 def test_blocks_of_the_largest_tiles_fill_the_threads():
@@ -96,6 +119,16 @@ def test_a_cut_covers_all_columns(rank, itemsize, load_alignment, store_alignmen
     assert cut.group_size in (1, 2, 4, 8, 16, 32)
     part = cut.lane_columns * cut.group_size
     assert (cut.num_parts - 1) * part < rank <= cut.num_parts * part
+
+
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("rank", RANKS)
+def test_narrow_rows_are_aligned_for_one_load_of_all_columns(rank, itemsize):
+    """Which may read the padding, but not past it."""
+    pitch = tuning.choose_row_nbytes(rank * itemsize // 2)
+    cut = tuning.cut_rank(rank, itemsize, min(16, 2 * (pitch & -pitch)), itemsize)
+    assert cut.load_columns == cut.lane_columns
+    assert -(-rank // cut.load_columns) * cut.load_columns * itemsize // 2 <= pitch
 
 
 @pytest.mark.parametrize("itemsize", [4, 8])

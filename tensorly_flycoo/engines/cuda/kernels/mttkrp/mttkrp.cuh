@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ids.cuh"
+#include "narrow_rows.cuh"
 #include "nonzeros.cuh"
 
 // Explicit, so that the result does not depend on what a compiler contracts.
@@ -29,8 +30,10 @@ struct EntryValues {
 };
 
 // A lane has LaneLoads * LoadColumns columns of a row. Each load of a group reads neighbouring
-// columns. If a group holds too few, blocks along y have the remaining ones.
-template <typename TileNonzeros, int LoadColumns, int StoreColumns, int LaneLoads, int Batch>
+// columns. If a group holds too few, blocks along y have the remaining ones. Factors have rows of
+// FactorNumber: narrow ones are cut as whole ones are, so the order of additions is the same.
+template <typename TileNonzeros, int LoadColumns, int StoreColumns, int LaneLoads, int Batch,
+          typename FactorNumber = typename TileNonzeros::Value>
 struct Mttkrp {
     using Nonzeros = TileNonzeros;
     using Value = typename Nonzeros::Value;
@@ -53,7 +56,7 @@ struct Mttkrp {
     static_assert(sizeof(Value) * LoadColumns <= 16, "a load is 16 bytes at most");
 
     using Columns = Together<Value, lane_columns>;
-    using Load = Together<Value, LoadColumns>;
+    using Load = Together<FactorNumber, LoadColumns>;
     using Store = Together<Value, StoreColumns>;
 
     // Carry-outs between the groups of a block: a group's sum for the row that the previous group
@@ -88,7 +91,7 @@ struct Mttkrp {
                 load = reinterpret_cast<const Load*>(source)[l * group_size];
             }
 #pragma unroll
-            for (int c = 0; c < LoadColumns; ++c) columns.at[l * LoadColumns + c] = load.at[c];
+            for (int c = 0; c < LoadColumns; ++c) widen(columns.at[l * LoadColumns + c], load, c);
         }
         return columns;
     }
@@ -165,7 +168,8 @@ struct Mttkrp {
     {
 #pragma unroll
         for (int n = 0; n < num_inputs; ++n) {
-            const Value* first = operands.factors[n] + readable_column(column, rank);
+            const auto* factor = static_cast<const FactorNumber*>(operands.factors[n]);
+            const FactorNumber* first = factor + readable_column(column, rank);
             factors[n] = reinterpret_cast<const char*>(first);
         }
     }

@@ -1,5 +1,6 @@
 // Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage. With
-//   RATIOS values are first divided or multiplied by those of a CP model (`ratios.cuh`).
+//   RATIOS values are first divided or multiplied by those of a CP model (`ratios.cuh`). Factors may
+//   have narrow rows (`narrow_rows.cuh`): results are those of whole rows of the same numbers.
 //
 // Mapping: a block has a tile, and its share of the rows without a nonzero. Thread t moves the
 //   records t, t + BLOCK_SIZE, ... of the tile. A group of GROUP_SIZE lanes has a run of
@@ -13,10 +14,11 @@
 //   and aligned to a store; `weights` has R numbers, or is null; `model_factor`, that of the
 //   output's mode, is as the others, and non-negative if it divides; `log_sums` has a number for
 //   each tile and warp. A debug build (`assertions.cuh`) checks ids and rows.
-// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; without PLACES a pull id (18
-//   bits for buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for
-//   tiles of 2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out`
-//   once, and with RATIOS each row of `model_factor`; if blocks along y share columns, each reads all.
+// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values, narrow ones half as long; without
+//   PLACES a pull id (18 bits for buckets of 2^18); with REMAP a record out, a place of the write
+//   order (12 bits for tiles of 2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each
+//   row of `out` once, and with RATIOS each row of `model_factor`; if blocks along y share columns,
+//   each reads all.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
 //   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,
@@ -25,7 +27,8 @@
 //   record of `spare` is written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithms 2 (elementwise
 //   computation) and 5 (dynamic remapping, here in two levels: see README.md).
-// MACRO VALUE: float or double, the type of values and factors
+// MACRO VALUE: float or double, the type of values and results
+// MACRO FACTOR: the type of numbers of factors: VALUE, or its narrow one (see narrow_rows.cuh)
 // MACRO NUM_INPUTS: modes whose factors are read, ndim - 1
 // MACRO NUM_WORDS: 32-bit words of a record
 // MACRO TILE_SIZE: nonzeros of a tile
@@ -59,7 +62,8 @@
 #include "remap.cuh"
 
 using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
-using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH>;
+using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH, FACTOR>;
+static_assert(!RATIOS || sizeof(FACTOR) == sizeof(VALUE), "models have whole rows");
 using TileSlots = Tile::Slots;
 using TileOperands = Tile::Operands;
 using TileCarries = Tile::Carries;

@@ -147,7 +147,7 @@ struct Ratios {
         for (int c = 0; c < Tile::lane_columns; ++c) product.at[c] = 1;
 #pragma unroll
         for (int n = 0; n < Tile::num_inputs; ++n) {
-            const char* start = reinterpret_cast<const char*>(operands.factors[n]) +
+            const char* start = static_cast<const char*>(operands.factors[n]) +
                                 static_cast<unsigned long long>(entry.input_row(n)) *
                                     operands.row_nbytes[n];
             const Columns columns = read_columns(start, first);

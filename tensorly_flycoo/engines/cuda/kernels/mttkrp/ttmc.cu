@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
             const unsigned long long offset =
                 static_cast<unsigned long long>(entry.input_row(n)) * operands.row_nbytes[n];
             const VALUE* row = reinterpret_cast<const VALUE*>(
-                reinterpret_cast<const char*>(operands.factors[n]) + offset);
+                static_cast<const char*>(operands.factors[n]) + offset);
 #pragma unroll
             for (int c = 0; c < LANE_COLUMNS; ++c) products[c] *= row[split.at[c][n]];
         }
