@@ -111,7 +111,7 @@ class Admm:
             if constraint.operator is Operator.NON_NEGATIVE and not self._is_provisional:
                 take_rows = partial(update_rows, rule, product, inverse, penalty)
                 updated = self._run(take_rows, factor, mode)
-                if self._needs_all_rows(mode, updated):
+                if _has_zeros_alone(updated):
                     updated = self._run(take_whole, factor, mode, batch_size=1)
             else:
                 dual = self._duals[mode]
@@ -137,21 +137,17 @@ class Admm:
         self._unconfirmed = {}
         for mode, updated in updates.items():
             self.violations[mode] = _measure_violation(updated)
-        if not any(self._needs_all_rows(*update) for update in updates.items()):
+        non_negative = [
+            updated
+            for mode, updated in updates.items()
+            if self._constraints[mode].operator is Operator.NON_NEGATIVE
+        ]
+        if not any(map(_has_zeros_alone, non_negative)):
             return True
         self._is_provisional = False
         self._num_decided = self._pause
         self._pause *= 2
         return False
-
-    def _needs_all_rows(self, mode: int, updated: UpdatedRows) -> bool:
-        """Return whether a step has left no element above zero, where none may be negative.
-
-        There TensorLy's operator is another one, `clip_negative`, which sees all rows.
-        """
-        if self._constraints[mode].operator is not Operator.NON_NEGATIVE:
-            return False
-        return any(size == 0 for _, size, _, _ in updated.measures)
 
     def _run(
         self, take_steps: TakeSteps, factor: Array, mode: int, batch_size: int = BATCH_SIZE
@@ -160,6 +156,14 @@ class Admm:
         dual = self._duals[mode]
         is_enough = partial(stops_after, Method.ADMM, self._tol)
         return run_steps(take_steps, factor, self._num_steps, is_enough, dual, batch_size)
+
+
+def _has_zeros_alone(updated: UpdatedRows) -> bool:
+    """Return whether a step has left no element above zero.
+
+    There TensorLy's operator is another one, `clip_negative`, which sees all rows.
+    """
+    return any(size == 0 for _, size, _, _ in updated.measures)
 
 
 def _are_small_on_gpu(factors: Sequence[Any]) -> bool:
