@@ -138,17 +138,17 @@ class Admm:
         self._unconfirmed = {}
         for mode, updated in updates.items():
             self.violations[mode] = _measure_violation(updated)
-        if not any(self._needs_levels(*update) for update in updates.items()):
+        non_negative = [
+            updated
+            for mode, updated in updates.items()
+            if self._constraints[mode].operator is Operator.NON_NEGATIVE
+        ]
+        if not any(map(_has_zeros_alone, non_negative)):
             return True
         self._is_provisional = False
         self._num_decided = self._pause
         self._pause *= 2
         return False
-
-    def _needs_levels(self, mode: int, updated: UpdatedRows) -> bool:
-        """Return whether the kernels have taken a step for which TensorLy's operator is another."""
-        is_non_negative = self._constraints[mode].operator is Operator.NON_NEGATIVE
-        return is_non_negative and _has_zeros_alone(updated)
 
     def _run_non_negative(
         self,

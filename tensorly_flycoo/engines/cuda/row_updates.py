@@ -226,7 +226,10 @@ class _Report:
         return needed
 
 
-#: The reports that are free, by device. One that is never read is lost: a GPU might still write it.
+#: All reports: a GPU may still write one that nobody has read, after an error.
+_reports: list[_Report] = []
+
+#: Those that are free, by device.
 _free_reports: dict[int, list[_Report]] = defaultdict(list)
 
 
@@ -235,7 +238,9 @@ def _take_report(device_id: int) -> _Report:
     try:
         return _free_reports[device_id].pop()
     except IndexError:
-        return _Report(device_id)
+        report = _Report(device_id)
+        _reports.append(report)
+        return report
 
 
 def _describe_operator(rule: RowRule) -> tuple[float, float, float]:

@@ -106,7 +106,7 @@ def test_decompositions_have_the_same_errors_and_go_on_while_the_host_waits(
     kernels = request.getfixturevalue("kernels")
     listed, multiply, fit = [], whole_tensor.multiply, kernels.compute_fit
 
-    def multiply_and_list(layout, engine, factors, mode, *arguments):
+    def multiply_and_list(layout, engine, factors, mode, *arguments, **options):
         listed.append(mode)
         return multiply(layout, engine, factors, mode, *arguments)
 
