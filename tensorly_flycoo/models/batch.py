@@ -143,9 +143,8 @@ class Batch:
             products = products.reshape(size, num_models, rank)
             rows = products.transpose(1, 0, 2).copy()  # (n, I, R)
             del products  # to be freed before the factors are made
-            stack = self._solve(rows, mode)
-            self._replace(mode, stack)
-        return rows, stack
+            self._replace(mode, self._solve(rows, mode))
+        return rows, self.stacks[-1]
 
     def _replace(self, mode: int, stack: Array) -> None:
         """Replace the factors of a mode, and the arrays computed from them."""

@@ -70,8 +70,10 @@ class Starts:
 
     @property
     def best_number(self) -> int:
-        """The number of the run with the least error."""
-        return int(np.argmin(self.final_errors))
+        """The number of the run with the least error, of those that were not dropped."""
+        errors = self.final_errors
+        errors[self.dropped] = np.inf
+        return int(np.argmin(errors))
 
     @property
     def best(self) -> Any:
