@@ -17,7 +17,10 @@ import numpy as np
 from ..base.array_modules import Array
 
 #: The dtypes of narrow rows, by that of a tensor's values.
-NARROW_DTYPES = {np.dtype("f8"): np.dtype("f4"), np.dtype("f4"): np.dtype("u2")}
+NARROW_DTYPES: dict[np.dtype, np.dtype] = {
+    np.dtype("f8"): np.dtype("f4"),
+    np.dtype("f4"): np.dtype("u2"),
+}
 
 #: A number u in fixed point stands for ``(u - FIXED_POINT_ONE) / FIXED_POINT_ONE``.
 FIXED_POINT_ONE = 2**15

@@ -61,7 +61,7 @@ def _find_largest(numbers: Array) -> Array:
 
 def _find_scales(largest: Array) -> Array:
     """Return the scales of columns by their largest magnitudes."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         if largest.dtype == np.float64:
             mantissas, exponents = np.frexp(largest)  # mantissas from 0.5
             scales = np.ldexp(1.0, exponents - (mantissas == 0.5))

@@ -1,0 +1,298 @@
+"""Narrow rows on the CPU: made as `narrow_row_statements` says, and read as the whole rows they
+stand for.
+"""
+
+import numba
+import numpy as np
+import pytest
+import reference
+from narrow_row_statements import (
+    bound_mttkrp,
+    draw_factor,
+    find_column_scales,
+    narrow_rows,
+    widen,
+)
+from problems import make_problem, poison_spare
+
+from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.engines.cpu import mttkrp, segments
+from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.engines.narrow_rows import NARROW_DTYPES, ROUNDINGS
+from tensorly_flycoo.format import group_passes
+from tensorly_flycoo.format.primitives import MTTKRP
+
+LAYOUTS = ("remap", "replicated", "indexed")
+SIZES = (7, 5, 6, 4, 3, 5)
+BOTH_DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
+DTYPES = [np.dtype(np.float64), np.dtype(np.float32)]
+
+
+# Making narrow rows
+
+
+@BOTH_DTYPES
+@pytest.mark.parametrize("rank", [1, 3, 16, 33])
+@pytest.mark.parametrize("num_rows", [1, 1024, 3000])
+def test_rows_are_as_stated(num_rows, rank, dtype):
+    factor = draw_factor(num_rows, rank, dtype)
+    with np.errstate(all="raise"):
+        found = CPU.narrow_rows(factor)
+    rows, scales = narrow_rows(factor)
+    assert found.scales.dtype == dtype
+    assert found.rows.dtype == NARROW_DTYPES[factor.dtype]
+    np.testing.assert_array_equal(found.scales, scales)
+    is_certain = ~np.isnan(scales)
+    assert found.rows[:, is_certain].tobytes() == rows[:, is_certain].tobytes()
+
+
+@BOTH_DTYPES
+def test_numbers_are_off_by_a_rounding(dtype):
+    """The bound is nearly reached, so a scale of twice the size would exceed it."""
+    factor = draw_factor(3000, 33, dtype)
+    rows, scales = CPU.narrow_rows(factor)
+    stands = scales > 0
+    deviations = np.abs(widen(rows) * scales.astype(float) - factor)[:, stands] / scales[stands]
+    rounding = ROUNDINGS[factor.dtype]
+    assert 0.99 * rounding < deviations.max() <= rounding + np.finfo(dtype).eps
+
+
+def test_scales_are_the_least():
+    for dtype in DTYPES:
+        factor = draw_factor(3000, 33, dtype)[:, 10:]
+        factor[:, 0] = 2
+        largest = np.abs(factor).max(axis=0)
+        scales = CPU.narrow_rows(factor).scales
+        assert (scales >= largest).all()
+        assert (scales < largest * (2 if dtype == np.float64 else 1 + 2.0**-14)).all()
+        if dtype == np.float64:
+            assert (np.frexp(scales)[0] == 0.5).all()
+            assert scales[0] == 2
+
+
+@BOTH_DTYPES
+def test_special_columns(dtype):
+    zeros, infinite, invalid, subnormal, *_, overflowing = range(6)
+    rows, scales = CPU.narrow_rows(draw_factor(100, 16, dtype))
+    assert scales[[zeros, subnormal]].tolist() == [0, 0]
+    assert (widen(rows)[:, [zeros, subnormal]] == 0).all()
+    assert np.isnan(scales[[infinite, invalid]]).all()
+    # Above 2**1023 there is no power of two; in float32 there is room for such a scale.
+    assert np.isnan(scales[overflowing]) == (dtype == "float64")
+
+
+@BOTH_DTYPES
+def test_scales_may_be_given(dtype):
+    factor = np.random.default_rng(0).uniform(-1, 1, (500, 7)).astype(dtype)
+    scales = CPU.narrow_rows(factor).scales
+    for given in (scales, 4 * scales):
+        part = CPU.narrow_rows(factor[100:200], given)
+        np.testing.assert_array_equal(part.scales, given)
+        assert part.rows.tobytes() == narrow_rows(factor, given)[0][100:200].tobytes()
+
+
+def test_fixed_point_is_cut_off():
+    factor = np.array([[1], [-1], [0.25]], np.float32)
+    rows = CPU.narrow_rows(factor, np.array([1], np.float32)).rows
+    assert rows.tolist() == [[2**16 - 1], [1], [2**15 + 2**13]]
+
+
+@BOTH_DTYPES
+def test_rows_depend_on_neither_threads_nor_memory(dtype):
+    factor = draw_factor(5000, 16, dtype)
+    expected = [array.tobytes() for array in CPU.narrow_rows(factor)]
+    read_only = factor.copy()
+    read_only.flags.writeable = False
+    strided = np.pad(factor, ((0, 0), (2, 3)))[:, 2:-3]
+    num_threads = numba.get_num_threads()
+    try:
+        for count in (1, numba.config.NUMBA_NUM_THREADS):
+            numba.set_num_threads(count)
+            for array in (factor, read_only, strided):
+                assert [part.tobytes() for part in CPU.narrow_rows(array)] == expected
+    finally:
+        numba.set_num_threads(num_threads)
+
+
+@BOTH_DTYPES
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_nothing_to_store(shape, dtype):
+    rows, scales = CPU.narrow_rows(np.empty(shape, dtype))
+    assert rows.shape == shape
+    assert scales.tolist() == [0] * shape[1]
+
+
+# Reading narrow rows
+
+
+def narrow(problem):
+    return [CPU.narrow_rows(factor) for factor in problem.factors]
+
+
+def compute_all(x, factors):
+    """Compute all modes in turn, from narrow or whole rows."""
+    results = []
+    for mode in range(x.ndim):
+        poison_spare(x)
+        inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+        out = np.full((x.shape[mode], factors[0].shape[1]), np.nan, x.dtype)
+        x._layout.apply(MTTKRP, CPU, inputs, mode, out)
+        results.append(out)
+    return results
+
+
+def check_bits(x, problem):
+    """Check that narrow rows and the whole ones that they stand for have the same products."""
+    rows = [factor.rows for factor in narrow(problem)]
+    found = compute_all(x, rows)
+    expected = compute_all(x, [widen(factor) for factor in rows])
+    for result, whole in zip(found, expected, strict=True):
+        assert result.tobytes() == whole.tobytes()
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Cut tiles and buckets so small that tiny tensors have many of both."""
+    monkeypatch.setattr(cpu, "TILE_SIZE", 16)
+    monkeypatch.setattr(cpu, "BUCKET_SIZE", 64)
+
+
+EVERY_NDIM = [
+    *[("float64", "remap", ndim) for ndim in (1, 2, 3, 4)],
+    *[("float32", "replicated", ndim) for ndim in (1, 2, 3, 5)],
+    *[pytest.param("float32", "indexed", ndim, marks=pytest.mark.slow) for ndim in range(1, 7)],
+    *[pytest.param("float64", "replicated", ndim, marks=pytest.mark.slow) for ndim in range(1, 7)],
+]
+
+#: The rank 70 is computed in steps, of which two overlap.
+EVERY_RANK = [
+    *[(dtype, "remap", rank) for dtype in DTYPES for rank in (1, 3, 16, 70)],
+    *[(dtype, "indexed", 33) for dtype in DTYPES],
+    *[
+        pytest.param(dtype, layout, rank, marks=pytest.mark.slow)
+        for dtype in DTYPES
+        for layout in LAYOUTS
+        for rank in (2, 7, 10, 25, 32, 35, 64, 100)
+    ],
+]
+
+
+@pytest.mark.usual_limits("groups", "prefixes")
+@pytest.mark.parametrize(("dtype", "layout", "ndim"), EVERY_NDIM)
+def test_every_ndim(small_tiles, dtype, layout, ndim):
+    problem = make_problem(SIZES[:ndim], 300, dtype=dtype)
+    check_bits(problem.tensor(layout=layout, groups=None), problem)
+
+
+@pytest.mark.usual_limits("groups", "prefixes")
+@pytest.mark.parametrize(("dtype", "layout", "rank"), EVERY_RANK)
+def test_every_rank(small_tiles, dtype, layout, rank):
+    problem = make_problem((30, 20, 10), 500, rank, dtype)
+    check_bits(problem.tensor(layout=layout, groups=None), problem)
+
+
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+@BOTH_DTYPES
+def test_slabs(small_tiles, dtype):
+    problem = make_problem((30, 20, 10), 500, 16, dtype)
+    check_bits(problem.tensor(slabs=3, groups=None), problem)
+
+
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+@BOTH_DTYPES
+def test_groups(dtype):
+    """The product of the factors of a group is narrowed as any factor is."""
+    problem = make_problem((40, 8, 30), 3000, 16, dtype)
+    layout = problem.tensor(layout="replicated", groups=((0,), (1, 2)))._layout
+    merged = group_passes._merge_all(layout, CPU, dict(enumerate(problem.factors)))
+    rows = {n: CPU.narrow_rows(factor).rows for n, factor in merged.items()}
+    for number, other in ((0, 1), (1, 0)):
+        found, expected = np.full((2, layout.merged.shape[number], 16), np.nan, dtype)
+        CPU.mttkrp(layout, {other: rows[other]}, number, found)
+        CPU.mttkrp(layout, {other: widen(rows[other])}, number, expected)
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.usual_limits("groups", "prefixes")
+@BOTH_DTYPES
+def test_the_same_bits_for_any_number_of_threads_and_in_every_layout(dtype):
+    problem = make_problem((50, 60, 70), 30_000, 16, dtype, skew=3)
+    rows = [factor.rows for factor in narrow(problem)]
+    num_threads = numba.get_num_threads()
+    found = set()
+    try:
+        for count in (1, numba.config.NUMBA_NUM_THREADS):
+            numba.set_num_threads(count)
+            for layout in LAYOUTS:
+                results = compute_all(problem.tensor(layout=layout, groups=None), rows)
+                found.add(b"".join(result.tobytes() for result in results))
+    finally:
+        numba.set_num_threads(num_threads)
+    assert len(found) == 1
+
+
+@pytest.mark.usual_limits("groups", "prefixes")
+@BOTH_DTYPES
+@pytest.mark.parametrize("offset", [1, 2, 5])
+def test_rows_at_any_address(dtype, offset):
+    problem = make_problem((5, 3, 2), 5000, 16, dtype)
+    x = problem.tensor(groups=None)
+    rows = [factor.rows for factor in narrow(problem)]
+    expected = [result.tobytes() for result in compute_all(x, rows)]
+    memory = np.empty(rows[0].size + offset, rows[0].dtype)
+    moved = memory[offset:].reshape(rows[0].shape)
+    moved[...] = rows[0]
+    assert [result.tobytes() for result in compute_all(x, [moved, *rows[1:]])] == expected
+
+
+@pytest.mark.usual_limits("groups", "prefixes")
+@BOTH_DTYPES
+@pytest.mark.parametrize("error", [1, 2])
+def test_products_are_off_by_the_rounding_of_rows(dtype, error):
+    """If a scale is twice as large as it should be, the bound is exceeded."""
+    problem = make_problem((30, 20, 10), 500, 16, dtype)
+    sizes = 10.0 ** np.random.default_rng(1).integers(-3, 4, 16)
+    for factor in problem.factors:
+        factor *= sizes.astype(dtype)
+    factors = narrow(problem)
+    results = compute_all(problem.tensor(groups=None), [factor.rows for factor in factors])
+    factors[0] = factors[0]._replace(scales=error * factors[0].scales)
+    for mode in (1, 2):
+        found = results[mode] * find_column_scales(factors, mode)
+        expected = reference.mttkrp(*problem.arguments(mode))
+        is_near = np.abs(found - expected) <= bound_mttkrp(*problem.arguments(mode))
+        assert is_near.all() == (error == 1)
+
+
+@pytest.fixture
+def small_cache(monkeypatch):
+    """Let a cache of 1 KB count as one that is worth blocks, and windows hold two tiles."""
+    monkeypatch.setattr(cpu, "TILE_SIZE", 64)
+    monkeypatch.setattr(cpu, "LEAST_NNZ", 0)
+    monkeypatch.setattr(segments, "_LEAST_CACHE_NBYTES", 2**10)
+    monkeypatch.setattr(segments, "_count_cache_nbytes", lambda: 2**10)
+    monkeypatch.setattr(segments, "_LEAST_NONZEROS", 0)
+    monkeypatch.setattr(segments, "_WINDOW_SIZE", 128)
+
+
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+@pytest.mark.parametrize(
+    ("dtype", "rank", "reads_ahead"),
+    [
+        ("float64", 8, False),
+        ("float64", 16, True),
+        ("float32", 16, False),
+        ("float32", 32, True),
+    ],
+)
+def test_rows_that_are_read_ahead_need_no_blocks(small_cache, dtype, rank, reads_ahead):
+    problem = make_problem((90, 100, 110), 6000, rank, dtype, skew=2)
+    x = problem.tensor(layout="replicated", groups=None)
+    rows = [factor.rows for factor in narrow(problem)]
+    num_lanes = mttkrp.count_lanes(problem.factors[0])
+    itemsize = np.dtype(dtype).itemsize
+    assert mttkrp.reads_ahead(rows[0].itemsize, itemsize, num_lanes) == reads_ahead
+    compute_all(x, rows)
+    num_blocked = sum(isinstance(key, tuple) for key in x._layout.prepared)
+    assert num_blocked == (0 if reads_ahead else 3)
+    check_bits(x, problem)
