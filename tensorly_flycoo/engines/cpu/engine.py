@@ -14,10 +14,11 @@ from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from ..protocol import Engine, Factors
-from . import mttkrp, narrow_rows, products, ratios, row_updates, threads, updates
+from . import mttkrp, products, ratios, row_updates, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
+from .narrow_rows import narrow_pays, narrow_rows
 from .primitives import CpuPrimitives
 from .records import CACHE_LINE_NBYTES, Fields, Storage, Tiles, allocate_lines, list_places
 from .segments import LEAST_NNZ, find_segments, mttkrp_segments
@@ -231,7 +232,8 @@ class CpuEngine(CpuPrimitives, Engine):
         return gram
 
     count_free_nbytes = staticmethod(count_free_nbytes)
-    narrow_rows = staticmethod(narrow_rows.narrow_rows)
+    narrow_rows = staticmethod(narrow_rows)
+    narrow_pays = staticmethod(narrow_pays)
     combine_rows = staticmethod(products.combine_rows)
     contract_rows = staticmethod(products.contract_rows)
     update_rows = staticmethod(row_updates.update_rows)

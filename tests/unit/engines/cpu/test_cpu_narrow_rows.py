@@ -296,3 +296,26 @@ def test_rows_that_are_read_ahead_need_no_blocks(small_cache, dtype, rank, reads
     num_blocked = sum(isinstance(key, tuple) for key in x._layout.prepared)
     assert num_blocked == (0 if reads_ahead else 3)
     check_bits(x, problem)
+
+
+# Where they pay
+
+
+@pytest.mark.parametrize(
+    ("shape", "nnz", "rank", "dtype", "pays"),
+    [
+        pytest.param(
+            (12_092, 9_184, 28_818), 7_687_942, 16, "float32", True, id="a tenth of nell-2"
+        ),
+        pytest.param((200_000, 100_000, 5_000), 2_000_000, 16, "float64", True, id="flat"),
+        pytest.param((200_000, 100_000, 5_000), 500_000, 16, "float64", False, id="few reads"),
+        pytest.param((60_000, 60_000, 60_000), 10**6, 16, "float64", True, id="whole lines"),
+        pytest.param((60_000, 60_000, 60_000), 10**6, 7, "float64", False, id="short rows"),
+        pytest.param((183, 24, 1_140, 1_717), 3_309_490, 64, "float64", False, id="small factors"),
+        pytest.param((3, 20_000, 365), 10**6, 64, "float64", False, id="read in order"),
+        pytest.param((100,), 100, 64, "float64", False, id="one mode"),
+        pytest.param((5, 6, 7), 0, 0, "float32", False, id="no columns"),
+    ],
+)
+def test_narrow_pays(shape, nnz, rank, dtype, pays):
+    assert CPU.narrow_pays(shape, nnz, rank, np.dtype(dtype)) == pays
