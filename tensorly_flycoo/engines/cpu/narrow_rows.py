@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike
 from ..narrow_rows import FIXED_POINT_ONE, NARROW_DTYPES, NarrowRows
 from . import threads
 from .compiling import kernel
+from .mttkrp import count_lanes
 from .products import make_readable
 from .records import CACHE_LINE_NBYTES, allocate_lines
 
@@ -79,8 +80,12 @@ def narrow_pays(shape: Sequence[int], nnz: int, rank: int, dtype: DTypeLike) -> 
         return False
     least_reads = _LEAST_READS if narrow_nbytes >= CACHE_LINE_NBYTES else _LEAST_SHORT_READS
     reads_a_row = nnz * len(scattered) / sum(shape)
+    # Columns are computed in whole vectors, so that some are widened twice.
+    num_lanes = count_lanes(np.empty((0, rank), dtype))
+    num_computed = -(-rank // num_lanes) * num_lanes
+    least_nbytes = _LEAST_SCATTERED_NBYTES * (num_computed / rank) ** 2
     scattered_nbytes = sum(scattered) * row_nbytes / len(shape)
-    return reads_a_row >= least_reads and scattered_nbytes >= _LEAST_SCATTERED_NBYTES
+    return reads_a_row >= least_reads and scattered_nbytes >= least_nbytes
 
 
 def _list_scattered(shape: Sequence[int], nnz: int, most_near_rows: int) -> list[int]:
