@@ -72,9 +72,12 @@ class CpuEngine(CpuPrimitives, Engine):
                 return
             arguments = _gather_arguments(layout, step, mode, arrays, out, partial_rows, num_lanes)
             work_ns = _estimate_ns(layout, step, out)
-            # Segments serve a factor that does not fit the cache; the bits are the same.
+            # Segments serve a factor that does not fit the cache; the bits are the same. Where rows
+            # are read ahead, tiles are faster.
             segments = None
-            if nnz >= LEAST_NNZ:
+            itemsize = min([factor.itemsize for factor in arrays], default=out.itemsize)
+            reads_ahead = mttkrp.reads_ahead(itemsize, out.itemsize, num_lanes)
+            if nnz >= LEAST_NNZ and not reads_ahead:
                 segments = find_segments(layout, step, mode, arrays)
             if self.is_logging():
                 kernel = "mttkrp_segments" if segments else "mttkrp_tiles"

@@ -9,6 +9,7 @@ from numpy import ndarray as Array
 
 from .compiling import allocating_kernel, kernel, subroutine
 from .records import (
+    CACHE_LINE_NBYTES,
     PREFETCH_DISTANCE,
     Fields,
     Storage,
@@ -19,6 +20,8 @@ from .records import (
     intrinsic,
     place_of,
     point_at,
+    position_of,
+    prefetch,
     prefetch_record,
     pull,
     read_row,
@@ -27,6 +30,10 @@ from .records import (
 
 #: Bytes of a row of results that are computed at once: nearly all are in AVX2's registers.
 ROW_NBYTES = 256
+
+#: Nonzeros between prefetching narrow rows and reading them; less than between those of records.
+#: On a Xeon 12 to 24 take as long, 6 up to 1.2 times.
+_ROWS_AHEAD = 12
 
 #: 256 as float32, whose mantissa ends at 2**-15.
 _BITS_OF_256 = 0x43800000
@@ -178,6 +185,35 @@ def add_product(
     return types.void(row, value, factors, indices, column, lanes), generate
 
 
+def reads_ahead(narrow_nbytes: int, nbytes: int, num_lanes: int) -> bool:
+    """Return whether rows of factors are prefetched, by the sizes of their numbers and a result's.
+
+    While rows are on their way from memory, a processor begins with later nonzeros. Widening fills
+    up its queues, so that it begins with fewer. Rows of less than a cache line do not need it.
+    """
+    return narrow_nbytes < nbytes and num_lanes * narrow_nbytes >= CACHE_LINE_NBYTES
+
+
+@intrinsic
+def prefetch_rows(
+    typing_context: Any, row: Any, factors: Any, indices: Any, column: Any, lanes: Any
+) -> Any:
+    """Prefetch what `add_product` will read, if `reads_ahead`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, factors_, indices_, column_, _ = args
+        for w in range(factors.count):
+            narrow_nbytes = factors.dtype.dtype.bitwidth // 8
+            if reads_ahead(narrow_nbytes, row.dtype.bitwidth // 8, lanes.count):
+                factor = builder.extract_value(factors_, w)
+                index = builder.extract_value(indices_, w)
+                pointer = point_at(context, builder, factors.dtype, factor, index, column_)
+                prefetch(builder, pointer, lanes.count * narrow_nbytes // CACHE_LINE_NBYTES)
+        return context.get_dummy_value()
+
+    return types.void(row, factors, indices, column, lanes), generate
+
+
 @intrinsic
 def store_row(
     typing_context: Any, row: Any, matrix: Any, index: Any, column: Any, lanes: Any
@@ -263,6 +299,10 @@ def _compute_tile(
             has_row = True
             fill_row(total, 0.0, lanes)
         add_product(total, values[position, value_slot], factors, indices, column, lanes)
+        later = min(place + np.uint64(_ROWS_AHEAD), last - np.uint64(1))
+        later_position = position_of(pull_ids, bucket_start, later)
+        later_indices = read_rows(records, later_position, fields)
+        prefetch_rows(total, factors, later_indices, column, lanes)
     if inherits:
         store_row(total, partial_rows, tile, column, lanes)
     else:

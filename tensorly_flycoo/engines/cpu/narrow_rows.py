@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike
 from ..narrow_rows import FIXED_POINT_ONE, NARROW_FORMATS, NarrowRows
 from . import threads
 from .compiling import kernel
+from .mttkrp import count_lanes
 from .products import make_readable
 from .records import CACHE_LINE_NBYTES, allocate_lines
 
@@ -27,7 +28,7 @@ _NEAR_CACHE_NBYTES = 2**17
 _FAR_STEP = 16  # rows of a factor between two that are read
 _LEAST_ROW_NBYTES = 32
 _LEAST_READS = 24  # of each row of a factor, in a sweep
-_LEAST_SHORT_READS = 64  # if it does not fill a cache line
+_LEAST_SHORT_READS = 32  # if it does not fill a cache line
 _LEAST_SCATTERED_NBYTES = 1.25 * 2**20
 
 
@@ -48,8 +49,12 @@ def find_scales(factor: Array) -> Array:
 def round_rows(factor: Array, scales: Array) -> NarrowRows:
     """Implement `Engine.round_rows`."""
     rows = allocate_lines(factor.shape, NARROW_FORMATS[factor.dtype].dtype)
-    round_some = _round_to_floats if factor.dtype == np.float64 else _round_to_fixed
-    threads.launch(round_some, len(rows), factor, scales, rows, work_ns=rows.size)
+    round_some = _round_to_floats
+    units = scales
+    if factor.dtype == np.float32:
+        round_some = _round_to_fixed
+        units = scales / _FIXED_ONE
+    threads.launch(round_some, len(rows), factor, units, 1 / units, rows, work_ns=rows.size)
     return NarrowRows(rows, scales)
 
 
@@ -72,8 +77,12 @@ def narrow_pays(shape: Sequence[int], nnz: int, rank: int, dtype: DTypeLike) -> 
         return False
     least_reads = _LEAST_READS if narrow_nbytes >= CACHE_LINE_NBYTES else _LEAST_SHORT_READS
     reads_a_row = nnz * len(scattered) / sum(shape)
+    # Columns are computed in whole vectors, so that some are widened twice.
+    num_lanes = count_lanes(np.empty((0, rank), dtype))
+    num_computed = -(-rank // num_lanes) * num_lanes
+    least_nbytes = _LEAST_SCATTERED_NBYTES * (num_computed / rank) ** 2
     scattered_nbytes = sum(scattered) * row_nbytes / len(shape)
-    return reads_a_row >= least_reads and scattered_nbytes >= _LEAST_SCATTERED_NBYTES
+    return reads_a_row >= least_reads and scattered_nbytes >= least_nbytes
 
 
 def _list_scattered(shape: Sequence[int], nnz: int, most_near_rows: int) -> list[int]:
@@ -117,25 +126,28 @@ def _find_largest_words(
 
 
 @kernel
-def _round_to_floats(first: int, last: int, factor: Array, scales: Array, rows: Array) -> None:
+def _round_to_floats(
+    first: int, last: int, factor: Array, units: Array, reciprocals: Array, rows: Array
+) -> None:
     """Round rows of float64 numbers to float32."""
     for i in range(np.uint64(first), np.uint64(last)):
         for r in range(np.uint64(factor.shape[1])):
-            number = factor[i, r] / scales[r]
+            number = factor[i, r] * reciprocals[r]
             rounded = np.float32(0.0) if abs(number) < _SMALLEST_FLOAT32 else np.float32(number)
             rows[i, r] = rounded
-            factor[i, r] = rounded * scales[r]
+            factor[i, r] = rounded * units[r]
 
 
 @kernel
-def _round_to_fixed(first: int, last: int, factor: Array, scales: Array, rows: Array) -> None:
+def _round_to_fixed(
+    first: int, last: int, factor: Array, units: Array, reciprocals: Array, rows: Array
+) -> None:
     """Round rows of float32 numbers to fixed point."""
     for i in range(np.uint64(first), np.uint64(last)):
         for r in range(np.uint64(factor.shape[1])):
-            unit = scales[r] / _FIXED_ONE
-            number = factor[i, r] / unit
+            number = factor[i, r] * reciprocals[r]
             number = number if number < _LARGEST_FIXED else _LARGEST_FIXED  # so is nan
             number = number if number > -_LARGEST_FIXED else -_LARGEST_FIXED
             fixed = np.rint(number)
             rows[i, r] = np.uint16(fixed + _FIXED_ONE)
-            factor[i, r] = (fixed + np.float32(0.0)) * unit  # 0, not -0, as it is stored
+            factor[i, r] = (fixed + np.float32(0.0)) * units[r]  # 0, not -0, as it is stored

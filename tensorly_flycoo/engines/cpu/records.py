@@ -159,17 +159,23 @@ def copy_record(
         target[target_position, np.uint64(word)] = source[position, np.uint64(word)]
 
 
+def prefetch(builder: Any, pointer: Any, num_lines: int) -> None:
+    """Prefetch some cache lines."""
+    pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+    int32 = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    for line in range(num_lines):
+        line_pointer = builder.gep(pointer, [int32(line * CACHE_LINE_NBYTES)])
+        builder.call(function, [line_pointer, int32(0), int32(3), int32(1)])
+
+
 @intrinsic
 def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
     """Prefetch the cache line of a record."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = point_at(context, builder, records, *args)
-        pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
-        int32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(prefetch, [pointer, int32(0), int32(3), int32(1)])
+        prefetch(builder, point_at(context, builder, records, *args), 1)
         return context.get_dummy_value()
 
     return types.void(records, position), generate
@@ -195,10 +201,18 @@ def place_of(places: Array, i: Any) -> Any:
 
 
 @subroutine
+def position_of(pull_ids: Array | None, bucket_start: Any, place: Any) -> Any:
+    """Return the position of a place's record."""
+    if pull_ids is None:
+        return place
+    return bucket_start + np.uint64(pull_ids[place])
+
+
+@subroutine
 def pull(records: Array, pull_ids: Array | None, bucket_start: Any, place: Any, last: Any) -> Any:
     """Return the position of a place's record; with `pull_ids`, also prefetch a later one."""
     if pull_ids is None:
         return place
     ahead = min(place + np.uint64(PREFETCH_DISTANCE), last - np.uint64(1))
-    prefetch_record(records, bucket_start + np.uint64(pull_ids[ahead]))
-    return bucket_start + np.uint64(pull_ids[place])
+    prefetch_record(records, position_of(pull_ids, bucket_start, ahead))
+    return position_of(pull_ids, bucket_start, place)
