@@ -1,17 +1,20 @@
 """Narrow rows on a GPU: their bits, and MTTKRP of them with the bits of whole rows."""
 
+import functools
+
 import cupy
 import narrow_row_statements
 import numpy as np
 import pytest
-import reference
+import tensorly as tl
 
-from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo import FlycooTensor, set_precision
+from tensorly_flycoo.decomposition import parafac
 from tensorly_flycoo.engines.cuda import tuning
-from tensorly_flycoo.engines.cuda.engine import CUDA
-from tensorly_flycoo.engines.narrow_rows import NARROW_DTYPES
-from tensorly_flycoo.format import group_passes
+from tensorly_flycoo.engines.cuda.engine import CUDA, CudaEngine
+from tensorly_flycoo.engines.narrow_rows import NARROW_FORMATS
 from tensorly_flycoo.format.primitives import MTTKRP
+from tensorly_flycoo.loop.precision import NarrowFactors
 
 LAYOUTS = ("remap", "replicated", "indexed")
 RANKS = (1, 2, 3, 16, 25, 32, 33, 64, 100, 200)
@@ -37,10 +40,10 @@ def draw(shape, rank, dtype, nnz=20_000, seed=0):
 
 
 def narrow(factors):
-    """Return what the engine stores, and whole rows of the numbers that these stand for."""
-    stored = [CUDA.narrow_rows(cupy.asarray(factor)) for factor in factors]
-    widened = [cupy.asarray(narrow_row_statements.widen(copy.rows.get())) for copy in stored]
-    return stored, [copy.rows for copy in stored], widened
+    """Return narrow rows, their scales, and the rounded factors as whole rows, on the GPU."""
+    rounded = [cupy.asarray(factor) for factor in factors]
+    copies = [CUDA.round_rows(factor, CUDA.find_scales(factor)) for factor in rounded]
+    return [copy.rows for copy in copies], [copy.scales for copy in copies], rounded
 
 
 def compute(x, factors, mode, weights=None):
@@ -51,52 +54,86 @@ def compute(x, factors, mode, weights=None):
     return out.get()
 
 
-def check_same_bits(x, rows, widened, weights=None):
-    """Compare narrow rows with whole ones of the same numbers."""
+def check_same_bits(x, factors, weights=None):
+    """Compare narrow rows, times their scales, with whole rows of the rounded factors."""
+    rows, scales, rounded = narrow(factors)
+    compare(x, rows, scales, rounded, weights)
+
+
+def compare(x, rows, scales, rounded, weights=None):
     for mode in range(x.ndim):
-        expected = compute(x, widened, mode, weights)
+        expected = compute(x, rounded, mode, weights)
         assert not np.isnan(expected).any()
-        assert compute(x, rows, mode, weights).tobytes() == expected.tobytes()
+        of_others = [scale for n, scale in enumerate(scales) if n != mode]
+        product = functools.reduce(cupy.multiply, of_others, cupy.ones_like(scales[0]))
+        if weights is not None:
+            product *= weights
+        assert compute(x, rows, mode, product).tobytes() == expected.tobytes()
 
 
-def check_copy(found, factor, scales=None):
+def check_rounding(factor, scales=None):
     """Compare with the statement to the bit; columns whose scale is nan hold arbitrary numbers."""
-    rows, expected_scales = narrow_row_statements.narrow_rows(factor, scales)
-    np.testing.assert_array_equal(found.scales.get(), expected_scales)
-    assert found.scales.dtype == factor.dtype
-    assert found.rows.dtype == NARROW_DTYPES[factor.dtype]
-    is_usable = ~np.isnan(expected_scales)
-    assert found.rows.get()[:, is_usable].tobytes() == rows[:, is_usable].tobytes()
-    pitch = tuning.choose_row_nbytes(rows.shape[1] * rows.itemsize)
-    assert factor.size == 0 or found.rows.strides == (pitch, rows.itemsize)
+    on_gpu = cupy.asarray(factor)
+    if scales is None:
+        scales = CUDA.find_scales(on_gpu).get()
+        np.testing.assert_array_equal(scales, narrow_row_statements.find_scales(factor))
+        assert scales.dtype == factor.dtype
+    expected, rounded = narrow_row_statements.round_rows(factor, scales)
+    found = CUDA.round_rows(on_gpu, cupy.asarray(scales))
+    assert found.rows.dtype == NARROW_FORMATS[factor.dtype].dtype
+    is_usable = ~np.isnan(scales)
+    assert found.rows.get()[:, is_usable].tobytes() == expected[:, is_usable].tobytes()
+    np.testing.assert_array_equal(on_gpu.get(), rounded)
+    pitch = tuning.choose_row_nbytes(expected.shape[1] * expected.itemsize)
+    assert found.rows.strides == (pitch, expected.itemsize)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 129, 300_000])
-def test_copies_have_the_bits_of_the_statement(num_rows, rank, dtype):
+@pytest.mark.parametrize("num_rows", [1, 2, 129, 300_000])
+def test_factors_are_rounded_as_stated(num_rows, rank, dtype):
     """Columns of zeros, of subnormal numbers, with inf and nan, ties of rounding."""
     if num_rows * rank > 10_000_000:
         num_rows //= 10
     factor = narrow_row_statements.draw_factor(max(num_rows, 100), rank, np.dtype(dtype))[:num_rows]
-    on_gpu = cupy.asarray(factor)
-    check_copy(CUDA.narrow_rows(on_gpu), factor)
-    assert on_gpu.get().tobytes() == factor.tobytes()
+    with np.errstate(over="ignore"):
+        check_rounding(factor)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_lie_apart(dtype):
     factor = narrow_row_statements.draw_factor(1000, 13, np.dtype(dtype))
-    check_copy(CUDA.narrow_rows(cupy.asarray(factor)[:, :10]), factor[:, :10])
+    whole = cupy.asarray(factor)
+    part = whole[:, :10]
+    CUDA.round_rows(part, CUDA.find_scales(part))
+    scales = narrow_row_statements.find_scales(factor[:, :10])
+    _, rounded = narrow_row_statements.round_rows(factor[:, :10], scales)
+    np.testing.assert_array_equal(whole.get(), np.hstack([rounded, factor[:, 10:]]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scales_that_are_given(dtype):
-    """Those of more rows than are narrowed."""
+def test_scales_of_more_rows(dtype):
     factor = narrow_row_statements.draw_factor(1000, 13, np.dtype(dtype))
-    scales = narrow_row_statements.find_scales(factor)
-    found = CUDA.narrow_rows(cupy.asarray(factor[:300]), cupy.asarray(scales))
-    check_copy(found, factor[:300], scales)
+    check_rounding(factor[:300], narrow_row_statements.find_scales(factor))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("linesearch", [False, "nesterov", "auto"])
+def test_mixed_precision_has_the_bits_of_whole_rows(monkeypatch, linesearch, dtype):
+    """And a run in it ends as one that rounds nothing."""
+    coords, values, _ = draw((70, 60, 500), 4, dtype)
+    x = FlycooTensor(coords, values, (70, 60, 500), device="cuda", groups=None)
+    monkeypatch.setattr(CudaEngine, "narrow_pays", lambda *arguments: True)
+    options = {"init": "random", "random_state": 0, "n_iter_max": 30, "return_errors": True}
+    with tl.backend_context("flycoo"):
+        _, own_errors = parafac(x, 4, linesearch=linesearch, **options)
+        with set_precision("mixed"):
+            expected, errors = parafac(x, 4, linesearch=linesearch, **options)
+            monkeypatch.setattr(NarrowFactors, "find", lambda *arguments, **options: None)
+            model, _ = parafac(x, 4, linesearch=linesearch, **options)
+    for factor, other in zip(model.factors, expected.factors, strict=True):
+        assert factor.get().tobytes() == other.get().tobytes()
+    assert float(errors[-1]) == pytest.approx(float(own_errors[-1]), abs=1e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -114,18 +151,10 @@ def test_fewer_and_more_modes(shape, rank, dtype):
 
 
 def check_modes(shape, rank, dtype, layout):
-    """Compare bits, and the error with the bound of what narrow rows lose."""
+    """Compare bits in all modes."""
     coords, values, factors = draw(shape, rank, dtype)
-    stored, rows, widened = narrow(factors)
     x = FlycooTensor(coords, values, shape, layout=layout, device="cuda", groups=None)
-    check_same_bits(x, rows, widened)
-    on_host = [copy._replace(scales=copy.scales.get()) for copy in stored]
-    for mode in range(len(shape)):
-        scales = narrow_row_statements.find_column_scales(on_host, mode)
-        found = compute(x, rows, mode).astype(float) * scales
-        expected = reference.mttkrp(coords, values, shape, factors, mode)
-        bound = narrow_row_statements.bound_mttkrp(coords, values, shape, factors, mode)
-        assert (np.abs(found - expected) <= bound).all()
+    check_same_bits(x, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -134,10 +163,9 @@ def check_modes(shape, rank, dtype, layout):
 def test_weights_and_slabs(slabs, layout, dtype):
     shape = (300, 20, 5000)
     coords, values, factors = draw(shape, 10, dtype)
-    _, rows, widened = narrow(factors)
     options = {"layout": layout, "device": "cuda", "groups": None, "slabs": slabs}
     x = FlycooTensor(coords, values, shape, **options)
-    check_same_bits(x, rows, widened, cupy.linspace(-2, 3, 10, dtype=dtype))
+    check_same_bits(x, factors, cupy.linspace(-2, 3, 10, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,30 +175,9 @@ def test_rows_that_are_not_aligned(monkeypatch, rank, layout, dtype):
     """Rows without padding, whether they are copied or not."""
     shape = (30, 400, 500)
     coords, values, factors = draw(shape, rank, dtype)
-    _, rows, widened = narrow(factors)
+    rows, scales, rounded = narrow(factors)
     tight = [cupy.ascontiguousarray(matrix) for matrix in rows]
     x = FlycooTensor(coords, values, shape, layout=layout, device="cuda", groups=None)
     for pays in (True, False):
         monkeypatch.setattr(tuning, "pays_to_align", lambda *_, pays=pays: pays)
-        check_same_bits(x, tight, widened)
-
-
-@pytest.mark.usual_limits("groups", "prefixes")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_groups(layout, dtype):
-    """The product of the factors of a group is narrowed as any factor is."""
-    shape = (40, 8, 30)
-    coords, values, factors = draw(shape, 16, dtype)
-    groups = ((0,), (1, 2))
-    x = FlycooTensor(coords, values, shape, layout=layout, device="cuda", groups=groups)
-    on_gpu = dict(enumerate(map(cupy.asarray, factors)))
-    merged = group_passes._merge_all(x._layout, CUDA, on_gpu)
-    _, rows, widened = narrow(list(merged.values()))
-    for number, other in ((0, 1), (1, 0)):
-        results = []
-        for matrices in (rows, widened):
-            out = cupy.full((x._layout.merged.shape[number], 16), np.nan, dtype)
-            CUDA.mttkrp(x._layout, {other: matrices[other]}, number, out)
-            results.append(out.get().tobytes())
-        assert results[0] == results[1]
+        compare(x, tight, scales, rounded)
