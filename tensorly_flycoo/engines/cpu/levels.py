@@ -37,9 +37,7 @@ def find_levels(
     return tuple(levels.tolist())
 
 
-def _set_levels(
-    levels: Array, num_known: int, peaks: Array, penalty: Array, matrix: Array
-) -> int:
+def _set_levels(levels: Array, num_known: int, peaks: Array, penalty: Array, matrix: Array) -> int:
     """Set levels that follow from the peaks of a pass; return how many steps are known then.
 
     The pass has had the levels of the first `num_known` steps, and clipped in all others.
