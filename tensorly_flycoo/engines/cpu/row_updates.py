@@ -326,7 +326,7 @@ def _finish_step(
         y = load(split, line, e, lanes)
         d = load(dual, line, e, lanes)
         before = load(rows, line, e, lanes)
-        if operator == _GROUP_LASSO or operator == _LEVEL:
+        if operator in (_GROUP_LASSO, _LEVEL):
             after = load(projected, line, e, lanes)
         else:
             after = _project(y - d, operator, strengths, zeros, ones)

@@ -39,7 +39,7 @@ def step_levelled(problem):
 def test_the_steps_of_whole_arrays(shifts, dtype):
     problem = make_problem(shifts, dtype)
     targets, rows, dual, penalty, inverse = problem
-    found, results = step_levelled(problem)
+    _, results = step_levelled(problem)
     with np.errstate(invalid="ignore"):
         expected = step_whole(clip_negative, targets, penalty, inverse, rows, dual, NUM_STEPS)
     bound = find_bound(NUM_STEPS, RANK, dtype, max(abs(targets).max(), abs(dual).max()))
