@@ -67,36 +67,25 @@ def update_rows(
     matrix: Array,
 ) -> tuple[Array, Array | None, Array]:
     """Implement `Engine.update_rows`."""
-    num_rows, rank = rows.shape
-    dtype = rows.dtype
-    updated = np.empty((num_rows, rank), dtype)
-    sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
-    num_blocks = -(-num_rows // sizes[1])
-    measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
-    system = (make_readable(targets), np.ascontiguousarray(matrix, dtype))
-    strength = dtype.type(rule.strength)
-    before = make_readable(rows)
-    work_ns = rows.size * num_steps * (rank + 8) / 16
-    updated_dual = None
     if rule.method is Method.ADMM:
         assert dual is not None
         assert penalty is not None
-        updated_dual = np.empty((num_rows, rank), dtype)
-        threads.launch(
-            _run_admm,
-            num_blocks,
-            sizes,
-            system,
-            dtype.type(penalty),
-            _list_operators(rule, num_steps, dtype),
-            (before, make_readable(dual)),
-            (updated, updated_dual),
-            measures,
-            np.empty((num_blocks, 0, rank), dtype),
-            _choose_lanes(updated),
-            work_ns=work_ns,
+        after = (np.empty(rows.shape, rows.dtype), np.empty(rows.shape, rows.dtype))
+        measures, _ = _launch_admm(
+            rule, targets, (rows, dual), after, num_steps, penalty, matrix, num_peaks=0
         )
-    elif rule.method is Method.HALS:
+        return *after, measures
+    dtype = rows.dtype
+    num_rows, rank = rows.shape
+    sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
+    num_blocks = -(-num_rows // sizes[1])
+    measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
+    updated = np.empty(rows.shape, dtype)
+    before = make_readable(rows)
+    system = (make_readable(targets), np.ascontiguousarray(matrix, dtype))
+    strength = dtype.type(rule.strength)
+    work_ns = _estimate_ns(rows, num_steps)
+    if rule.method is Method.HALS:
         threads.launch(
             _run_hals,
             num_blocks,
@@ -124,7 +113,7 @@ def update_rows(
             _choose_lanes(updated),
             work_ns=work_ns,
         )
-    return updated, updated_dual, measures.sum(axis=0)
+    return updated, None, measures.sum(axis=0)
 
 
 def find_peaks(
@@ -132,17 +121,41 @@ def find_peaks(
 ) -> Array:
     """Return the largest element of each column before it is projected, float64 (num_steps, R).
 
-    All are nan in a step that has one.
-    The arguments are those of `Engine.update_rows`, with a level for each step.
+    All are nan in a step that has one. The arguments are those of `Engine.update_rows`, with a
+    level for each step, or nan.
     """
+    num_steps = len(rule.levels)
+    no_rows = np.empty((0, rows.shape[1]), rows.dtype)
+    after = (no_rows, no_rows)
+    measures, peaks = _launch_admm(
+        rule, targets, (rows, dual), after, num_steps, penalty, matrix, num_peaks=num_steps
+    )
+    has_nan = np.isnan(measures).any(axis=1)  # comparisons leave them out
+    peaks[has_nan] = np.nan
+    return peaks
+
+
+def _launch_admm(
+    rule: RowRule,
+    targets: Array,
+    before: tuple[Array, Array],
+    after: tuple[Array, Array],
+    num_steps: int,
+    penalty: Array,
+    matrix: Array,
+    num_peaks: int,
+) -> tuple[Array, Array]:
+    """Take steps of ADMM from rows and their dual variable; write both, unless `after` is empty.
+
+    Return what the steps measured, and the peaks of the first `num_peaks` ones, which may be all.
+    """
+    rows, dual = before
     num_rows, rank = rows.shape
     dtype = rows.dtype
-    num_steps = len(rule.levels)
     sizes = _choose_sizes(num_rows, rank, dtype.itemsize, rule.method)
     num_blocks = -(-num_rows // sizes[1])
-    peaks = np.full((num_blocks, num_steps, rank), -np.inf, dtype)
     measures = np.zeros((num_blocks, num_steps, NUM_MEASURES[rule.method]))
-    no_rows = np.empty((0, rank), dtype)
+    peaks = np.full((num_blocks, num_peaks, rank), -np.inf, dtype)
     threads.launch(
         _run_admm,
         num_blocks,
@@ -151,16 +164,19 @@ def find_peaks(
         dtype.type(penalty),
         _list_operators(rule, num_steps, dtype),
         (make_readable(rows), make_readable(dual)),
-        (no_rows, no_rows),
+        after,
         measures,
         peaks,
         _choose_lanes(rows),
-        work_ns=rows.size * num_steps * (rank + 8) / 16,
+        work_ns=_estimate_ns(rows, num_steps),
     )
     largest = peaks.max(axis=0, initial=-np.inf).astype(np.float64)
-    has_nan = np.isnan(measures.sum(axis=(0, 2)))
-    largest[has_nan] = np.nan  # comparisons leave them out
-    return largest
+    return measures.sum(axis=0), largest
+
+
+def _estimate_ns(rows: Array, num_steps: int) -> float:
+    """Estimate the time that one thread would take."""
+    return rows.size * num_steps * (rows.shape[1] + 8) / 16
 
 
 def _list_operators(rule: RowRule, num_steps: int, dtype: np.dtype) -> tuple[Array, Array]:
@@ -260,7 +276,7 @@ def _shorten_rows(projected: Array, split: Array, dual: Array, size: int, streng
 
 @subroutine
 def _project(numbers: Any, operator: int, strengths: Any, zeros: Any, ones: Any) -> Any:
-    """Apply a proximal operator to a vector of elements; some have had theirs."""
+    """Apply a proximal operator of single elements to a vector of them."""
     if operator == _NON_NEGATIVE:
         return where_less(numbers, zeros, zeros, numbers)  # nan stays nan
     if operator == _L1:
@@ -292,8 +308,8 @@ def _finish_step(
 ) -> None:
     """Project ``split - dual``, and find what follows from it, of the first `count` numbers.
 
-    That is the dual variable, the next right side, and the squared norms that ADMM looks at. What
-    is `projected` already is taken from there.
+    That is the dual variable, the next right side, and the squared norms that ADMM looks at. An
+    operator of more than single elements has been applied: its result is `projected`.
     """
     target, rows, dual, right, split, projected = chunks
     zeros = spread(dual.dtype.type(0), lanes)
@@ -310,7 +326,7 @@ def _finish_step(
         y = load(split, line, e, lanes)
         d = load(dual, line, e, lanes)
         before = load(rows, line, e, lanes)
-        if operator >= _GROUP_LASSO:
+        if operator in (_GROUP_LASSO, _LEVEL):
             after = load(projected, line, e, lanes)
         else:
             after = _project(y - d, operator, strengths, zeros, ones)
@@ -380,7 +396,9 @@ def _run_admm(
             _fill_chunk(target, targets, start, size)
             _fill_chunk(rows, rows_before, start, size)
             _fill_chunk(dual, dual_before, start, size)
-            for i in range(np.uint64(size)):
+            split[size:] = 0
+            projected[size:] = 0
+            for i in range(np.uint64(right.shape[0])):
                 for r in range(np.uint64(rank)):
                     right[i, r] = target[i, r] + penalty * (rows[i, r] + dual[i, r])
             for step in range(measures.shape[1]):
@@ -393,7 +411,6 @@ def _run_admm(
                     _shorten_rows(projected, split, dual, size, strength)
                 elif operator == _LEVEL:
                     projected[:size] = strength
-                    projected[size:] = 0
                 sums = measures[block, step]
                 _finish_step(lines, count, penalty, operator, strength, sums, lanes[2])
             if rows_after.shape[0] > 0:
@@ -443,16 +460,17 @@ def _multiply(
 
 
 def _split_gram(gram: Array) -> tuple[Array, Array, Array]:
-    """Return what HALS multiplies elements by, and divides by; columns are filled up with zeros.
+    """Return the weights of other elements in a new one, before and after some are new; and scales.
 
-    The first matrix has what a column loses to each other one of other blocks of columns, and of
-    later ones in its block; the second one to all. The last is one over the diagonal.
+    Both matrices are minus the Gram matrix, with zeros for whole blocks of columns. The first one
+    leaves out the weights of elements that are new when those of their block are found. Scales are
+    one over the diagonal, or 0.
 
-    >>> first, all_, scales = _split_gram(np.full((5, 5), 2.0))
+    >>> first, _, scales = _split_gram(np.full((5, 5), 2.0))
     >>> first[1]
-    array([-2.,  0.,  -2.,  -2., -2., 0., 0., 0.])
+    array([ 0.,  0., -2., -2., -2.,  0.,  0.,  0.])
     >>> scales
-    array([[0.5, 0.5, 0.5, 0.5, 0.5, 0. , 0. , 0. ]])
+    array([0.5, 0.5, 0.5, 0.5, 0.5, 0. , 0. , 0. ])
     """
     rank = len(gram)
     num_padded = -(-rank // _COLUMN_BLOCK) * _COLUMN_BLOCK
@@ -486,10 +504,10 @@ def _sweep_chunk(
     new one, and the number of elements that changed, both for each row. Each row has sums of its
     elements and of their squares: with them the distances take no loop over the elements.
 
-    What other columns explain is found for a block of columns at once, but for the new elements of
-    the block.
+    What other elements explain is found for a block of columns at once, and then, one by one, what
+    its own new elements do.
     """
-    weights_of_others, weights_of_all, scales = weights
+    weights_before, weights_after, scales = weights
     zero = scales.dtype.type(0)
     zeros = spread(zero, lanes)
     ones = spread(scales.dtype.type(1), lanes)
@@ -506,14 +524,14 @@ def _sweep_chunk(
         squares = fused(elements, elements, squares)
     for start in range(0, len(scales), len(block)):
         first = np.uint64(start)
-        multiply_block(weights_of_others, first, rows, line, unexplained, line, block, lanes)
+        multiply_block(weights_before, first, rows, line, unexplained, line, block, lanes)
         for i in range(np.uint64(len(block))):
             k = first + i
             if scales[k] == zero:
                 continue
             total = load(target, k, line, lanes) + load(unexplained, i, line, lanes)
             for j in range(first, k):
-                weight = spread(weights_of_all[k, j], lanes)
+                weight = spread(weights_after[k, j], lanes)
                 total = fused(weight, load(rows, j, line, lanes), total)
             best = total * spread(scales[k], lanes)
             best = where_less(best, zeros, zeros, best)  # nan stays nan

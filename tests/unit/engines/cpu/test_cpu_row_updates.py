@@ -32,7 +32,7 @@ def make_arguments(rule, num_rows, rank, dtype):
 @BOTH_DTYPES
 @EACH_RULE
 @pytest.mark.parametrize("rank", [1, 3, 16, 33])
-@pytest.mark.parametrize("num_rows", [1, 65, 300])
+@pytest.mark.parametrize("num_rows", [1, 65, 3201])  # of the last a part has several blocks
 def test_rules(rule, rank, num_rows, dtype):
     arguments = make_arguments(rule, num_rows, rank, dtype)
     expected = update_rows(rule, *arguments)
