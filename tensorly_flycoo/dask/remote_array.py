@@ -272,6 +272,10 @@ def _update_rows(
     ]
 
 
+def _find_peaks(targets: RemoteArray, rows: RemoteArray, dual: Any, rule: RowRule, *_: Any) -> Kind:
+    return (len(rule.levels), rows.shape[1]), np.dtype(np.float64)
+
+
 def _step_rows(
     targets: Any, rows: Any, dual: Any, project: Any, num_steps: int, *_: Any
 ) -> list[Kind]:
@@ -296,6 +300,7 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     row_shards.solve_block: lambda rows, matrix: (rows.shape, rows.dtype),
     tall.qr: _factorise,
     row_shards.update_block: _update_rows,
+    row_shards.find_block_peaks: _find_peaks,
     array_admm.step_shard: _step_rows,
 }
 

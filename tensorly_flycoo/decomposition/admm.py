@@ -1,7 +1,7 @@
 """The alternating direction method of multipliers (ADMM) for a factor under a constraint."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -20,6 +20,7 @@ from ..loop.row_updates import (
     stops_after,
 )
 from ..spread.array_admm import Projection, step_blocks, step_whole
+from ..spread.levels import find_levels
 from ..spread.row_shards import RowShards, update_rows
 
 #: Factors with fewer elements in all are copied for an iteration: on a GPU, the host's waits for
@@ -113,7 +114,7 @@ class Admm:
             if constraint.operator is Operator.NON_NEGATIVE and not self._is_provisional:
                 take_rows = partial(update_rows, rule, product, inverse, penalty)
                 take_levels = _LevelledSteps(rule, product, inverse, penalty)
-                updated = self._run_non_negative(take_rows, take_levels, take_whole, factor, mode)
+                updated = self._run_non_negative(take_rows, take_levels, factor, mode)
             else:
                 dual = self._duals[mode]
                 updated = run_rule(
@@ -154,7 +155,6 @@ class Admm:
         self,
         take_rows: TakeSteps,
         take_levels: "_LevelledSteps",
-        take_whole: TakeSteps,
         factor: Array,
         mode: int,
     ) -> UpdatedRows:
@@ -166,8 +166,6 @@ class Admm:
             updated = self._run(take_rows, factor, mode)
             if not _has_zeros_alone(updated):
                 return updated
-        if not take_levels.has_kernel():
-            return self._run(take_whole, factor, mode, batch_size=1)
         updated = self._run(take_levels, factor, mode)
         self._levelled_modes.discard(mode)
         if take_levels.has_found:
@@ -190,28 +188,20 @@ def _are_small_on_gpu(factors: Sequence[Any]) -> bool:
 
 @dataclass
 class _LevelledSteps:
-    """Takes non-negative steps that may leave nothing above zero, without whole arrays."""
+    """Takes non-negative steps that may leave nothing above zero."""
 
     rule: RowRule
-    product: Array
+    product: Any
     inverse: Array
     penalty: Array
     has_found: bool = False  # such a step
 
-    def has_kernel(self) -> bool:
-        return not isinstance(self.product, RowShards) and self._find_levels is not None
-
-    def __call__(self, rows: Array, dual: Array, num_steps: int) -> tuple[Any, Any, Array]:
-        assert self._find_levels is not None
+    def __call__(self, rows: Any, dual: Any, num_steps: int) -> tuple[Any, Any, Array]:
         arguments = (rows, dual, num_steps)
-        levels = self._find_levels(self.product, *arguments, self.penalty, self.inverse)
+        levels = find_levels(self.product, *arguments, self.penalty, self.inverse)
         self.has_found |= not np.isnan(levels).all()
         rule = replace(self.rule, levels=levels)
         return update_rows(rule, self.product, self.inverse, self.penalty, *arguments)
-
-    @property
-    def _find_levels(self) -> Callable[..., tuple[float, ...]] | None:
-        return engine_of(self.product).find_levels
 
 
 def _has_zeros_alone(updated: UpdatedRows) -> bool:

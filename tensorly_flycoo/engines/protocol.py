@@ -17,6 +17,7 @@ from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
 from .entries import PieceEntries
+from .levelled_steps import step_by_arrays
 from .narrow_rows import NarrowRows
 from .row_rules import ReadMeasures, RowRule
 
@@ -43,8 +44,6 @@ class Engine(Primitives, ABC):
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
     # Makes what copies host records to the current device, a `CudaStager`; None on the CPU.
     make_stager: Callable[[], Any] | None = None
-    # Finds the levels of a `RowRule`, as `cpu.levels`; None where only whole arrays do.
-    find_levels: Callable[..., tuple[float, ...]] | None = None
     entries: type[PieceEntries] = PieceEntries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 
@@ -272,6 +271,23 @@ class Engine(Primitives, ABC):
         steps measured. None if the host has to decide: on CPUs, or if the steps are too many.
         """
         return None
+
+    def find_peaks(
+        self,
+        rule: RowRule,
+        targets: Array,
+        rows: Array,
+        dual: Array,
+        penalty: Array,
+        matrix: Array,
+    ) -> Array:
+        """Return the largest element of each column before each step projects it, (num_steps, R).
+
+        They are float64, on the engine's device; all of a step are nan if one is, and -inf without
+        rows. The arguments are those of `update_rows`, of ADMM with a level for each step, or nan.
+        """
+        *_, peaks = step_by_arrays(rule, targets, rows, dual, len(rule.levels), penalty, matrix)
+        return peaks
 
     def invert_penalized(self, gram: Array) -> tuple[Array, Array]:
         """Return the inverse of ``gram + p * I``, float64 (R, R), and p, float64 (), for ADMM.

@@ -59,4 +59,4 @@ class RowRule:
     method: Method
     operator: Operator = Operator.NONE  # of ADMM
     strength: float = 0.0
-    levels: tuple[float, ...] = ()  # of ADMM, by steps, nan for none: from `Engine.find_levels`
+    levels: tuple[float, ...] = ()  # of ADMM, by steps, nan for none: from `spread.levels`

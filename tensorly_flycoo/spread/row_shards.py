@@ -490,6 +490,26 @@ def update_rows(
     return updated, updated_dual, measures
 
 
+def find_peaks(
+    rule: RowRule, targets: Any, matrix: Array, penalty: Array, rows: Any, dual: Any
+) -> Array:
+    """Run `Engine.find_peaks` on a factor, which may be row-sharded."""
+    if not isinstance(targets, RowShards):
+        return find_block_peaks(targets, rows, dual, rule, penalty, matrix)
+    parts = targets.apply(find_block_peaks, rows, dual, rule, penalty, matrix=matrix)
+    return fold_tree(targets.sharding.devices.collect(parts), np.maximum)
+
+
+@remote_aware
+def find_block_peaks(
+    targets: Array, rows: Array, dual: Array, rule: RowRule, penalty: Array, matrix: Array
+) -> Array:
+    """Run `Engine.find_peaks` on a block of rows, where it is."""
+    exact_matrix = matrix.astype(np.float64, copy=False)
+    engine = engine_of(targets)
+    return engine.find_peaks(rule, targets, rows, dual, penalty, exact_matrix)
+
+
 def take_steps(
     function: Callable[..., tuple[Any, Any, Array]], targets: Any, *operands: Any, matrix: Array
 ) -> tuple[Any, Any, Array]:

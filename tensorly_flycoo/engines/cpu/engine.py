@@ -14,7 +14,7 @@ from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from ..protocol import Engine, Factors
-from . import levels, mttkrp, narrow_rows, products, ratios, row_updates, threads, updates
+from . import mttkrp, narrow_rows, products, ratios, row_updates, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
@@ -237,7 +237,7 @@ class CpuEngine(CpuPrimitives, Engine):
     combine_rows = staticmethod(products.combine_rows)
     contract_rows = staticmethod(products.contract_rows)
     update_rows = staticmethod(row_updates.update_rows)
-    find_levels = staticmethod(levels.find_levels)
+    find_peaks = staticmethod(row_updates.find_peaks)
 
 
 def _align(factor: Array, most_rows: int) -> Array:

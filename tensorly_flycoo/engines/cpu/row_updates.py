@@ -119,11 +119,7 @@ def update_rows(
 def find_peaks(
     rule: RowRule, targets: Array, rows: Array, dual: Array, penalty: Array, matrix: Array
 ) -> Array:
-    """Return the largest element of each column before it is projected, float64 (num_steps, R).
-
-    All are nan in a step that has one. The arguments are those of `Engine.update_rows`, with a
-    level for each step, or nan.
-    """
+    """Implement `Engine.find_peaks`."""
     num_steps = len(rule.levels)
     no_rows = np.empty((0, rows.shape[1]), rows.dtype)
     after = (no_rows, no_rows)

@@ -10,6 +10,7 @@ and `mersenne_twister.py`, and `NUM_WARPS` in `macros.py`.
 
 import functools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -293,7 +294,7 @@ _READS_TO_NARROW = 12
 _LEAST_READ_NBYTES = 2**33
 
 
-def narrow_pays(shape: tuple[int, ...], nnz: int, rank: int, dtype: np.dtype) -> bool:
+def narrow_pays(shape: Sequence[int], nnz: int, rank: int, dtype: np.dtype) -> bool:
     """Return whether narrow rows make sweeps over a tensor faster, each copied once a sweep.
 
     >>> narrow_pays((12_092, 9_184, 28_818), 76_900_000, 32, np.dtype("f4"))

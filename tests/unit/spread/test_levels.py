@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from row_rule_statements import draw_problem, find_bound
 
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.decomposition.proximal import clip_negative
-from tensorly_flycoo.engines.cpu import levels
 from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.engines.levelled_steps import step_by_arrays
 from tensorly_flycoo.engines.row_rules import Method, Operator, RowRule
+from tensorly_flycoo.spread import levels
 from tensorly_flycoo.spread.array_admm import step_whole
+from tensorly_flycoo.spread.row_shards import RowShards, Sharding
 
 NUM_STEPS = 6
 RANK = 5
@@ -77,3 +80,30 @@ def test_few_passes_find_many_levels(monkeypatch):
     monkeypatch.setattr(levels, "find_peaks", count)
     found, _ = step_levelled(make_problem((-100, 0)))
     assert len(shapes) <= 1 + np.isnan(found).sum()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shifts", SHIFTS)
+def test_steps_by_arrays_are_those_of_kernels(shifts, dtype):
+    targets, rows, dual, penalty, inverse = make_problem(shifts, dtype)
+    found, expected = step_levelled((targets, rows, dual, penalty, inverse))
+    rule = RowRule(Method.ADMM, Operator.NON_NEGATIVE, levels=found)
+    arguments = (rule, targets, rows, dual, NUM_STEPS, penalty, inverse)
+    *results, peaks = step_by_arrays(*arguments)
+    bound = find_bound(NUM_STEPS, RANK, dtype, max(abs(targets).max(), abs(dual).max()))
+    for array, other in zip(results[:2], expected[:2], strict=True):
+        assert array.dtype == dtype
+        assert np.abs(array - other).max() <= bound
+    of_kernel = CPU.find_peaks(rule, targets, rows, dual, penalty, inverse)
+    assert np.abs(peaks - of_kernel).max() <= bound
+
+
+@pytest.mark.parametrize("shifts", SHIFTS)
+def test_row_shards_have_the_same_levels(shifts):
+    """Largest elements do not depend on how rows are divided."""
+    targets, rows, dual, penalty, inverse = make_problem(shifts)
+    sharding = Sharding((0, 0, 700, 3000), (0, 0, 0), OneDevice(np))
+    sharded = [RowShards.scatter(array, sharding) for array in (targets, rows, dual)]
+    found = levels.find_levels(*sharded, NUM_STEPS, penalty, inverse)
+    expected = levels.find_levels(targets, rows, dual, NUM_STEPS, penalty, inverse)
+    np.testing.assert_array_equal(found, expected)

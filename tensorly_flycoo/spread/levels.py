@@ -12,32 +12,38 @@ one pass over the rows finds those of many steps.
 """
 
 import math
+from typing import Any
 
 import numpy as np
-from numpy import ndarray as Array
 
-from ..row_rules import Method, Operator, RowRule
-from .row_updates import find_peaks
+from ..base.array_modules import Array, move
+from ..engines.row_rules import Method, Operator, RowRule
+from .row_shards import find_peaks
 
 
 def find_levels(
-    targets: Array, rows: Array, dual: Array, num_steps: int, penalty: Array, matrix: Array
+    targets: Any, rows: Any, dual: Any, num_steps: int, penalty: Array, matrix: Array
 ) -> tuple[float, ...]:
     """Find the steps of non-negative ADMM that leave no element above zero in any row.
 
     Return the largest element before the projection of each such step, and nan for the others: the
-    levels with which `update_rows`, whose arguments these are, takes TensorLy's steps.
+    levels with which `Engine.update_rows` takes TensorLy's steps. The arguments are those of
+    `update_rows`, but that factors may be row-sharded.
     """
     levels = np.full(num_steps, math.nan)
+    host_penalty = float(penalty)
+    host_matrix = move(matrix, np).astype(np.float64)
     num_known = 0  # steps before the first one whose level may be another
     while num_known < num_steps:
         rule = RowRule(Method.ADMM, Operator.NON_NEGATIVE, levels=tuple(levels.tolist()))
-        peaks = find_peaks(rule, targets, rows, dual, penalty, matrix)
-        num_known = _set_levels(levels, num_known, peaks, penalty, matrix)
+        peaks = move(find_peaks(rule, targets, matrix, penalty, rows, dual), np)
+        num_known = _set_levels(levels, num_known, peaks, host_penalty, host_matrix)
     return tuple(levels.tolist())
 
 
-def _set_levels(levels: Array, num_known: int, peaks: Array, penalty: Array, matrix: Array) -> int:
+def _set_levels(
+    levels: np.ndarray, num_known: int, peaks: np.ndarray, penalty: float, matrix: np.ndarray
+) -> int:
     """Set levels that follow from the peaks of a pass; return how many steps are known then.
 
     The pass has had the levels of the first `num_known` steps, and clipped in all others.
