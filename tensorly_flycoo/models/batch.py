@@ -69,7 +69,23 @@ class Batch:
         cls, x: FlycooTensor, rank: int, seeds: Sequence[int], missing: MissingEntries | None = None
     ) -> "Batch":
         """Draw the initial guesses of TensorLy."""
-        guesses = [draw_factors(x, rank, tl.check_random_state(seed)) for seed in seeds]
+        return cls._begin(
+            x, [draw_factors(x, rank, tl.check_random_state(seed)) for seed in seeds], missing
+        )
+
+    @classmethod
+    def resume(cls, x: FlycooTensor, model: CPTensor, missing: MissingEntries | None) -> "Batch":
+        """Take a model as the last iteration of a batch has left it."""
+        batch = cls._begin(x, [model.factors], missing)
+        if batch.imputed is not None:
+            batch.imputed.measure(batch.columns)
+        return batch
+
+    @classmethod
+    def _begin(
+        cls, x: FlycooTensor, guesses: list[list[Array]], missing: MissingEntries | None
+    ) -> "Batch":
+        """Begin with guesses, whose weights are ones."""
         if is_cupy(guesses[0][0]):
             guesses += guesses[:1] * (-len(guesses) % GPU_MULTIPLE)
         stacks = [np.stack(factors) for factors in zip(*guesses, strict=True)]
