@@ -289,10 +289,7 @@ def _run_one_by_one(
         begin_run(progress, f"run {number + 1} of {len(seeds)}")
         result, errors = run_once(method, x, rank, seed, options)
         runs[number] = StackedRun(result, end_at_model(errors, options))
-        record = find_record(result)
-        if record is not None and "validation" in method.defaults:
-            # The ridge depends on no start: the others would choose it too.
-            options["l2_reg"] = record.l2_reg
+        options = keep_ridge(method, result, options)
 
 
 def end_at_model(errors: Sequence[Any], options: Mapping[str, Any]) -> Sequence[Any]:
@@ -360,21 +357,28 @@ def refuse_progress(function: str, options: Mapping[str, Any]) -> None:
 def go_on(
     method: Method, x: Any, rank: Any, seed: int, model: Any, options: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any]]:
-    """Go on from the model of a run, without the biases; return the result and the new errors."""
+    """Go on from a model, without its biases; return the result and the new errors."""
     options = dict(options)
-    record = find_record(model)
-    if record is not None and "validation" in method.defaults:
-        options["l2_reg"] = record.l2_reg  # which was chosen for it
     mask = options.get("mask")
     if mask is not None and _suits_batch(method, x, rank, options):
-        # A lone run would first see zeros in place of what the model imputes.
+        # A lone run would begin with zeros in place of what the model imputes.
         missing = find_missing(x, mask)
         if isinstance(missing, MissingEntries):
-            settings = (method, x, rank, [seed], options, missing)
-            (run,) = _run_together(*settings, keep_all=True, progress=None, model=model)
+            (run,) = _run_together(
+                method, x, rank, [seed], options, missing, keep_all=True, progress=None, model=model
+            )
             if run.cp_tensor is not None:
                 return run.cp_tensor, list(run.errors)
-    return run_once(method, x, rank, seed, options | {"init": take_components(model, rank)})
+    options["init"] = take_components(model, rank)
+    return run_once(method, x, rank, seed, options)
+
+
+def keep_ridge(method: Method, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the ridge that a run has chosen, for others: it depends on no start."""
+    record = find_record(model)
+    if record is None or "validation" not in method.defaults:
+        return dict(options)
+    return {**options, "l2_reg": record.l2_reg}
 
 
 def _suits_batch(method: Method, x: Any, rank: Any, options: Mapping[str, Any]) -> bool:

@@ -11,7 +11,6 @@ from ..loop.masks import MissingEntries
 from ..ops.mttkrp import LastPass
 from ..spread.slab_layout import AnyLayout, SlabLayout
 
-
 #: The plans of missing entries, as long as these live: all runs share them.
 _planned: WeakKeyDictionary[MissingEntries, Any] = WeakKeyDictionary()
 

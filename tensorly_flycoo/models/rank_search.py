@@ -1,16 +1,23 @@
 """The fits of `select_rank`: few short runs of each rank, and all runs where the choice is."""
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
+from ..base.array_modules import array_module
 from ..base.reporting import report
 from ..decomposition.methods import Method
+from ..loop.cp_model import make_cp_tensor
+from ..loop.initial_guess import draw_factors
 from ..loop.model_uses import suits
-from .best_of import best_of, go_on
+from ..tensor.tensor import FlycooTensor
+from .best_of import best_of, go_on, keep_ridge, take_components
 from .core_consistency import core_consistency
 from .heldout_loss import HeldOutLoss
 from .rank_selection import RankScore
@@ -19,10 +26,12 @@ from .suggest_rank import suggest
 #: Core consistency is left out if it would take more operations than this.
 _MAX_CORE_OPERATIONS = 10**10
 
-#: The runs that each rank gets at first, and their iterations; the best of them then goes on.
-import os
-_FIRST_RUNS = int(os.environ.get('FR', 5))
-_FIRST_ITERATIONS = int(os.environ.get('FI', 20))
+#: The runs that each rank gets at first, to choose one that goes on to its end.
+_FIRST_RUNS = 5
+
+#: Their iterations: this share of `n_iter_max`, but as many as `best_of` makes before it compares.
+_FIRST_SHARE = 0.1
+_LEAST_ITERATIONS = 10
 
 
 class RankFit(NamedTuple):
@@ -30,6 +39,7 @@ class RankFit(NamedTuple):
 
     score: RankScore  # its held-out loss is nan until all ranks are compared
     model: Any  # of all entries
+    fitted: Any  # that of the best run, without the held-out entries
     errors: np.ndarray  # of the runs
     terms: Any  # of the held-out loss, for each entry; None if nothing is held out
     tolerance: float  # see `find_tolerance`
@@ -68,9 +78,11 @@ class RankSearch:
         fits: list[RankFit] = []
         stopped_before = ""
         try:
+            below = None
             for rank in self.ranks:
                 stopped_before = f"rank {rank}"
-                fits.append(self._fit_first(rank))
+                below = self._fit_first(rank, below)
+                fits.append(below)
             if self.heldout is None:
                 return fits, ""
             while True:
@@ -98,10 +110,10 @@ class RankSearch:
         A rank that has had few runs counts as one whose runs agree.
         """
         scores = self.judge(fits)
-        assumed = []
-        for score, fit in zip(scores, fits, strict=True):
-            match = score.match if fit.is_complete else 1.0
-            assumed.append(score._replace(match=match))
+        assumed = list(scores)
+        for place, (score, fit) in enumerate(zip(scores, fits, strict=True)):
+            if not fit.is_complete and not np.isnan(score.match):
+                assumed[place] = score._replace(match=1.0)
         chosen, rule = suggest(assumed, [fit.tolerance for fit in fits])
         if chosen is None:
             return None, rule
@@ -113,22 +125,45 @@ class RankSearch:
         assert chosen is not None  # entries are held out
         return self.ranks.index(chosen.rank)
 
-    def _fit_first(self, rank: Any) -> RankFit:
-        """Fit a rank by few runs, or by all of them where few are not enough to begin with."""
+    def _fit_first(self, rank: Any, below: RankFit | None) -> RankFit:
+        """Fit a rank by few short runs, one of them from the rank below; or at once by all runs."""
         if self.keep_all or self.heldout is None or self.num_runs <= _FIRST_RUNS:
             return self._fit_completely(rank)
-        report(self._head(rank, _FIRST_RUNS))
-        return self._judge_runs(rank, self._run_briefly(rank), is_complete=False)
+        self._begin(rank, _FIRST_RUNS)
+        start = time.monotonic()
+        fit = self._judge_runs(rank, self._run_briefly(rank, below), is_complete=False)
+        self._show(fit, start)
+        return fit
 
     def _fit_completely(self, rank: Any) -> RankFit:
         """Fit a rank by all of its runs."""
-        report(self._head(rank, self.num_runs))
-        return self._judge_runs(rank, self._run_all(rank), is_complete=True)
+        self._begin(rank, self.num_runs)
+        start = time.monotonic()
+        fit = self._judge_runs(rank, self._run_all(rank), is_complete=True)
+        self._show(fit, start)
+        return fit
 
-    def _head(self, rank: Any, num_runs: int) -> str:
+    def _begin(self, rank: Any, num_runs: int) -> None:
+        """Report that the runs of a rank begin."""
         number = self.ranks.index(rank) + 1
-        noun = "run" if num_runs == 1 else "runs"
-        return f"rank {rank} ({number} of {len(self.ranks)}): {num_runs} {noun}"
+        report(f"rank {rank} ({number} of {len(self.ranks)}): {num_runs} runs")
+
+    def _show(self, fit: RankFit, start: float) -> None:
+        """Print a line about a rank on standard error, which notebooks show too."""
+        if self.quiet:
+            return
+        number = self.ranks.index(fit.score.rank) + 1
+        (score,) = self.judge([fit])
+        facts = [f"{len(fit.errors)} runs"]
+        if self.heldout is None:
+            facts.append(f"{self.method.error_name} {score.error:.4f}")
+        else:
+            facts.append(f"held-out loss {score.heldout_loss:.4f} ({score.heldout_se:.4f})")
+        if not np.isnan(score.match):
+            facts.append(f"match {score.match:.2f}")
+        facts.append(f"{time.monotonic() - start:.1f} s")
+        line = f"rank {score.rank} ({number} of {len(self.ranks)}): {', '.join(facts)}"
+        print(line, file=sys.stderr, flush=True)
 
     def _run_all(self, rank: Any) -> _Runs:
         """Make all runs of a rank, each to its end unless `best_of` drops it."""
@@ -145,27 +180,37 @@ class RankSearch:
             match=starts.match,
         )
 
-    def _run_briefly(self, rank: Any) -> _Runs:
+    def _run_briefly(self, rank: Any, below: RankFit | None) -> _Runs:
         """Begin a few runs of a rank, and let the best one go on to its end."""
-        data, options = self._take_fitted()
         method = self.method
+        data, options = self._take_fitted()
         num_iterations = options.get("n_iter_max", method.defaults.get("n_iter_max"))
-        is_short = num_iterations is not None and num_iterations > _FIRST_ITERATIONS
-        if is_short:
-            options["n_iter_max"] = _FIRST_ITERATIONS
-        starts = best_of(
-            method.function, data, rank, _FIRST_RUNS, self.seed, self.keep_all, **options
-        )
-        number = starts.best_number
+        num_first = num_iterations
+        if num_iterations is not None:
+            num_first = max(_LEAST_ITERATIONS, round(_FIRST_SHARE * num_iterations))
+            num_first = min(num_first, num_iterations)
+            options["n_iter_max"] = num_first
+        starts = best_of(method.function, data, rank, _FIRST_RUNS, self.seed, **options)
+        options = keep_ridge(method, starts.best, options)
+        seed = starts.seeds[starts.best_number]
         best = starts.best
-        best_errors = list(starts.errors[number])
+        best_errors = list(starts.errors[starts.best_number])
         errors = starts.final_errors
-        if is_short:
-            options["n_iter_max"] = num_iterations - _FIRST_ITERATIONS
-            best, later_errors = go_on(method, data, rank, starts.seeds[number], best, options)
+        best_number = starts.best_number
+        if below is not None and method.model == "CP" and "init" in method.defaults:
+            guess = _add_components(data, below, rank, seed)
+            model, errors_of_model = go_on(method, data, rank, seed, guess, options)
+            errors = np.append(errors, errors_of_model[-1])
+            if errors[-1] < errors[best_number]:
+                best = model
+                best_errors = list(errors_of_model)
+                best_number = len(errors) - 1
+        if num_first != num_iterations:
+            options["n_iter_max"] = num_iterations - num_first
+            best, later_errors = go_on(method, data, rank, seed, best, options)
             best_errors += later_errors
-            errors[number] = best_errors[-1]
-        return _Runs(best, best_errors, starts.seeds[number], errors, starts.match)
+            errors[best_number] = best_errors[-1]
+        return _Runs(best, best_errors, seed, errors, starts.match)
 
     def _take_fitted(self) -> tuple[Any, dict[str, Any]]:
         """Return the data without held-out entries, and the options to fit them."""
@@ -183,7 +228,7 @@ class RankSearch:
         terms = None
         if self.heldout is not None:
             terms = self.heldout.list_terms(model)
-            options = method.prefer_momentum(self.x, self.options)
+            options = keep_ridge(method, model, method.prefer_momentum(self.x, self.options))
             model, refit_errors = go_on(method, self.x, rank, runs.best_seed, model, options)
             if len(refit_errors):
                 error = float(refit_errors[-1])
@@ -197,7 +242,7 @@ class RankSearch:
             match=runs.match,
         )
         tolerance = find_tolerance(self.x.dtype, method, self.options, runs.best_errors)
-        return RankFit(score, model, runs.errors, terms, tolerance, is_complete)
+        return RankFit(score, model, runs.best, runs.errors, terms, tolerance, is_complete)
 
     def _find_core_consistency(self, rank: Any, model: Any) -> float:
         """Return the core consistency; nan for other models than CP, or if it takes too long."""
@@ -207,6 +252,26 @@ class RankSearch:
         if x.nnz * rank ** (x.ndim - 1) > _MAX_CORE_OPERATIONS:
             return np.nan
         return core_consistency(x, model, self.options.get("mask"))
+
+
+def _add_components(x: FlycooTensor, below: RankFit, rank: int, seed: int) -> CPTensor:
+    """Return the model of a lower rank with random components, each as large as its mean one."""
+    num_below = below.score.rank
+    weights, factors = take_components(below.fitted, num_below)
+    xp = array_module(factors[0])
+    if weights is None:
+        weights = xp.ones(num_below)
+    sizes = abs(weights)
+    for factor in factors:
+        sizes = sizes * xp.linalg.norm(factor, axis=0)
+    size = float(sizes.mean()) or 1.0
+    random = draw_factors(x, rank - num_below, tl.check_random_state(seed))
+    joined = []
+    for factor, new in zip(factors, random, strict=True):
+        scaled = new / xp.linalg.norm(new, axis=0) * size ** (1 / x.ndim)
+        joined.append(xp.concatenate([factor, scaled], axis=1).astype(factor.dtype))
+    joined[0][:, :num_below] *= weights
+    return make_cp_tensor(None, joined)
 
 
 def find_tolerance(
