@@ -71,9 +71,9 @@ class RankSearch:
     quiet: bool
 
     def fit_all(self) -> tuple[list[RankFit], str]:
-        """Fit the models rank by rank; then all runs of ranks that are suggested for want of them.
+        """Fit the ranks one by one, then the suggested one by all runs, until it stays suggested.
 
-        Return the fits, and what Ctrl-C kept from being done. After it these are the fits so far.
+        Return the fits, after Ctrl-C those that were finished; and what it stopped, else "".
         """
         fits: list[RankFit] = []
         stopped_before = ""
@@ -131,7 +131,8 @@ class RankSearch:
             return self._fit_completely(rank)
         self._begin(rank, _FIRST_RUNS)
         start = time.monotonic()
-        fit = self._judge_runs(rank, self._run_briefly(rank, below), is_complete=False)
+        runs = self._run_briefly(rank, below)
+        fit = self._judge_runs(rank, runs, is_complete=False)
         self._show(fit, start)
         return fit
 
@@ -139,7 +140,8 @@ class RankSearch:
         """Fit a rank by all of its runs."""
         self._begin(rank, self.num_runs)
         start = time.monotonic()
-        fit = self._judge_runs(rank, self._run_all(rank), is_complete=True)
+        runs = self._run(rank, self.num_runs, self._list_options())
+        fit = self._judge_runs(rank, runs, is_complete=True)
         self._show(fit, start)
         return fit
 
@@ -165,58 +167,73 @@ class RankSearch:
         line = f"rank {score.rank} ({number} of {len(self.ranks)}): {', '.join(facts)}"
         print(line, file=sys.stderr, flush=True)
 
-    def _run_all(self, rank: Any) -> _Runs:
-        """Make all runs of a rank, each to its end unless `best_of` drops it."""
-        data, options = self._take_fitted()
+    def _run_briefly(self, rank: Any, below: RankFit | None) -> _Runs:
+        """Begin a few runs of a rank, and let the best one go on to its end."""
+        options = self._list_options()
+        first, later = self._divide_iterations(options)
+        runs = self._run(rank, _FIRST_RUNS, first)
+        if below is not None and self.method.model == "CP" and "init" in self.method.defaults:
+            runs = self._run_from_below(rank, runs, below, first)
+        if later is not None:
+            runs = self._finish_best(rank, runs, later)
+        return runs
+
+    def _divide_iterations(
+        self, options: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return options for the first iterations of a run, and for the later ones, if any."""
+        num_all = options.get("n_iter_max", self.method.defaults.get("n_iter_max"))
+        if num_all is None or num_all <= _LEAST_ITERATIONS:
+            return options, None
+        num_first = max(_LEAST_ITERATIONS, round(_FIRST_SHARE * num_all))
+        return options | {"n_iter_max": num_first}, options | {"n_iter_max": num_all - num_first}
+
+    def _run(self, rank: Any, num_runs: int, options: Mapping[str, Any]) -> _Runs:
+        """Make some runs of a rank from random starts."""
         starts = best_of(
-            self.method.function, data, rank, self.num_runs, self.seed, self.keep_all, **options
+            self.method.function, self._fitted, rank, num_runs, self.seed, self.keep_all, **options
         )
-        number = starts.best_number
         return _Runs(
             best=starts.best,
-            best_errors=starts.errors[number],
-            best_seed=starts.seeds[number],
+            best_errors=starts.errors[starts.best_number],
+            best_seed=starts.seeds[starts.best_number],
             errors=starts.final_errors,
             match=starts.match,
         )
 
-    def _run_briefly(self, rank: Any, below: RankFit | None) -> _Runs:
-        """Begin a few runs of a rank, and let the best one go on to its end."""
-        method = self.method
-        data, options = self._take_fitted()
-        num_iterations = options.get("n_iter_max", method.defaults.get("n_iter_max"))
-        num_first = num_iterations
-        if num_iterations is not None:
-            num_first = max(_LEAST_ITERATIONS, round(_FIRST_SHARE * num_iterations))
-            num_first = min(num_first, num_iterations)
-            options["n_iter_max"] = num_first
-        starts = best_of(method.function, data, rank, _FIRST_RUNS, self.seed, **options)
-        options = keep_ridge(method, starts.best, options)
-        seed = starts.seeds[starts.best_number]
-        best = starts.best
-        best_errors = list(starts.errors[starts.best_number])
-        errors = starts.final_errors
-        best_number = starts.best_number
-        if below is not None and method.model == "CP" and "init" in method.defaults:
-            guess = _add_components(data, below, rank, seed)
-            model, errors_of_model = go_on(method, data, rank, seed, guess, options)
-            errors = np.append(errors, errors_of_model[-1])
-            if errors[-1] < errors[best_number]:
-                best = model
-                best_errors = list(errors_of_model)
-                best_number = len(errors) - 1
-        if num_first != num_iterations:
-            options["n_iter_max"] = num_iterations - num_first
-            best, later_errors = go_on(method, data, rank, seed, best, options)
-            best_errors += later_errors
-            errors[best_number] = best_errors[-1]
-        return _Runs(best, best_errors, seed, errors, starts.match)
+    def _run_from_below(
+        self, rank: Any, runs: _Runs, below: RankFit, options: Mapping[str, Any]
+    ) -> _Runs:
+        """Add a run from the model of the rank below, to which random components are added."""
+        options = keep_ridge(self.method, runs.best, options)
+        seed = runs.best_seed
+        guess = _add_components(self._fitted, below, rank, seed)
+        model, model_errors = go_on(self.method, self._fitted, rank, seed, guess, options)
+        error = np.nan_to_num(float(model_errors[-1]), nan=np.inf)
+        is_best = error < runs.errors.min()
+        runs = runs._replace(errors=np.append(runs.errors, error))
+        if is_best:
+            runs = runs._replace(best=model, best_errors=model_errors)
+        return runs
 
-    def _take_fitted(self) -> tuple[Any, dict[str, Any]]:
-        """Return the data without held-out entries, and the options to fit them."""
+    def _finish_best(self, rank: Any, runs: _Runs, options: Mapping[str, Any]) -> _Runs:
+        """Let the best run go on."""
+        options = keep_ridge(self.method, runs.best, options)
+        model, later = go_on(self.method, self._fitted, rank, runs.best_seed, runs.best, options)
+        errors = runs.errors.copy()
+        errors[np.argmin(errors)] = later[-1]
+        return runs._replace(best=model, best_errors=[*runs.best_errors, *later], errors=errors)
+
+    @property
+    def _fitted(self) -> Any:
+        """The data without held-out entries."""
+        return self.x if self.heldout is None else self.heldout.data
+
+    def _list_options(self) -> dict[str, Any]:
+        """Return the options of runs, which hide the held-out entries."""
         if self.heldout is None:
-            return self.x, dict(self.options)
-        return self.heldout.data, {**self.options, **self.heldout.options}
+            return dict(self.options)
+        return {**self.options, **self.heldout.options}
 
     def _judge_runs(self, rank: Any, runs: _Runs, *, is_complete: bool) -> RankFit:
         """Let the best run predict the held-out entries, and fit it to all entries."""

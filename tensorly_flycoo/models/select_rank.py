@@ -43,7 +43,8 @@ def select_rank(
     indices are drawn from those of the nonzeros. (`observed_parafac` does not know the other cells:
     only nonzeros are held out.) For each rank, several runs start at random and are fitted without
     these entries; neither a start nor an update sees their values. The run with the least error
-    has to predict them. The model of the rank is then fitted to all entries, from that run.
+    has to predict them. The model of the rank is then fitted to all entries, from that run. Only
+    ranks that may be suggested get all runs, the others a few (see Notes).
 
     The suggested rank is the lowest one that is as good as the one with the least held-out loss:
     the loss differs by at most one standard error of the difference, or by so little that fits
@@ -58,7 +59,8 @@ def select_rank(
     ranks : iterable of int
         Of Tucker models also of tuples; the lowest has the fewest numbers in core and factors.
     n_runs : int
-        Random starts for each rank, since many starts end in poor local minima.
+        Random starts of a rank that is suggested, since many starts end in poor local minima. Up to
+        five are made for each rank.
     method : str or callable
         A CP decomposition with the parameters `random_state` and `init`: the name of a function of
         `tensorly_flycoo.decomposition`, or a function. To hold entries out it needs `mask`, as
@@ -70,7 +72,11 @@ def select_rank(
     random_state : int or numpy.random.RandomState, optional
         Draws the held-out entries and the seeds of the runs, which are the same for each rank.
     keep_all : bool
-        Whether `best_of` drops no run of `parafac` before its end.
+        Whether all runs of all ranks are made, and `best_of` drops no run of `parafac` before its
+        end.
+    quiet : bool
+        Whether nothing is printed. Else standard error, which a notebook shows too, gets a line for
+        each rank when it is fitted, and again when all of its runs are.
     **options
         For each run, such as `n_iter_max`; but no `confidence` if entries are held out. The entries
         that a `mask` marks as missing, or that a LabelledTensor knows as unknown, are unknown to
@@ -103,7 +109,17 @@ def select_rank(
 
     Notes
     -----
-    Runs take most of the time; those of `parafac` run together. Each rank is logged at level INFO.
+    Runs take most of the time; those of `parafac` run together. If `n_runs` is above five, a search
+    spends them where ranks are decided. First, each rank gets five random starts of a tenth of
+    `n_iter_max` iterations, ten at least, and of a CP model as many from the model of the rank
+    before, with random components added. The one with the least error goes on to the end of its
+    iterations and predicts. Then the rank that these losses suggest gets all `n_runs`, as in a
+    search by them alone, and is judged anew. If it is not suggested any more, as its runs
+    disagree, the next suggestion gets them, until a rank with all runs stays suggested. Until a
+    rank has them, its runs count as ones that agree, and its `match` is that of the five after
+    their first iterations. `observed_parafac` chooses its ridge once for all first runs of a rank,
+    and once for all others; the fit to all entries keeps it.
+
     Core consistency takes up to ``nnz * R**(ndim - 1)`` operations; it is left out (nan) above ten
     billion, and for `observed_parafac`. The same `random_state` gives the same result on one
     machine.
