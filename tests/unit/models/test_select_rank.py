@@ -24,12 +24,12 @@ from tensorly_flycoo import (
 from tensorly_flycoo.decomposition.methods import METHODS
 from tensorly_flycoo.loop.holding_out import count_share, hold_out
 from tensorly_flycoo.loop.masks import drop_missing
-from tensorly_flycoo.models import RankScore, RankSelection
-from tensorly_flycoo.models import rank_search
+from tensorly_flycoo.models import RankScore, RankSelection, rank_search
 from tensorly_flycoo.models.heldout_loss import HeldOutLoss
 from tensorly_flycoo.models.match import factor_match_score
 from tensorly_flycoo.models.suggest_rank import list_doubts, suggest
 from tensorly_flycoo.testing import planted_tensor
+
 
 def draw_cells(x, share, random, **options):
     """Return the cells that `select_rank` holds out."""
