@@ -370,7 +370,8 @@ def go_on(
             if run.cp_tensor is not None:
                 return run.cp_tensor, list(run.errors)
     options["init"] = take_components(model, rank)
-    return run_once(method, x, rank, seed, options)
+    result, errors = run_once(method, x, rank, seed, options)
+    return result, end_at_model(errors, options)
 
 
 def keep_ridge(method: Method, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:

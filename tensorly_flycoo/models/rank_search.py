@@ -67,8 +67,8 @@ class RankSearch:
     ranks: Sequence[Any]
     num_runs: int
     seed: int
-    keep_all: bool
-    quiet: bool
+    keep_all: bool  # whether all ranks get all runs, none of which is dropped
+    quiet: bool  # whether no lines are printed
 
     def fit_all(self) -> tuple[list[RankFit], str]:
         """Fit the ranks one by one, then the suggested one by all runs, until it stays suggested.
@@ -183,7 +183,8 @@ class RankSearch:
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return options for the first iterations of a run, and for the later ones, if any."""
         num_all = options.get("n_iter_max", self.method.defaults.get("n_iter_max"))
-        if num_all is None or num_all <= _LEAST_ITERATIONS:
+        # Without a number, or with one that the method refuses, runs are whole.
+        if not isinstance(num_all, int | np.integer) or num_all <= _LEAST_ITERATIONS:
             return options, None
         num_first = max(_LEAST_ITERATIONS, round(_FIRST_SHARE * num_all))
         return options | {"n_iter_max": num_first}, options | {"n_iter_max": num_all - num_first}
