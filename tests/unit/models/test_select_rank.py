@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
+import threadpoolctl
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import (
@@ -28,7 +29,7 @@ from tensorly_flycoo.models import RankScore, RankSelection, rank_search
 from tensorly_flycoo.models.heldout_loss import HeldOutLoss
 from tensorly_flycoo.models.match import factor_match_score
 from tensorly_flycoo.models.suggest_rank import list_doubts, suggest
-from tensorly_flycoo.testing import planted_tensor
+from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 
 def draw_cells(x, share, random, **options):
@@ -151,6 +152,18 @@ def test_the_scores(x):
         assert score.error == pytest.approx(cp_fit(x, whole).relative_error)
         assert score.core_consistency == core_consistency(x, model)
         assert 0 < score.heldout_se < score.heldout_loss < 1
+
+
+@pytest.mark.parametrize("loss", ["gaussian", "poisson_count"])
+def test_the_loss_does_not_depend_on_the_threads_of_the_blas(loss):
+    x = random_tensor((300, 300, 300), 100_000, random_state=0).map(abs)
+    found = []
+    for num_threads in (1, 2):
+        random = np.random.RandomState(0)
+        with threadpoolctl.threadpool_limits(num_threads):
+            draws = (x, 0.4, METHODS["generalized_parafac"], {"loss": loss}, random)
+            found.append(HeldOutLoss.draw(*draws).whole)
+    assert found[0] == found[1]
 
 
 def test_the_standard_error_is_that_of_the_difference(x):
