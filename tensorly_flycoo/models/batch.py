@@ -78,6 +78,25 @@ class Batch:
     ) -> "Batch":
         """Draw the initial guesses of TensorLy."""
         guesses = [draw_factors(x, rank, tl.check_random_state(seed)) for seed in seeds]
+        return cls._begin(x, guesses, missing, narrow)
+
+    @classmethod
+    def resume(cls, x: FlycooTensor, model: CPTensor, missing: MissingEntries | None) -> "Batch":
+        """Take a model as the last iteration of a batch has left it."""
+        batch = cls._begin(x, [model.factors], missing)
+        if batch.imputed is not None:
+            batch.imputed.measure(batch.columns)
+        return batch
+
+    @classmethod
+    def _begin(
+        cls,
+        x: FlycooTensor,
+        guesses: list[list[Array]],
+        missing: MissingEntries | None,
+        narrow: NarrowFactors | None = None,
+    ) -> "Batch":
+        """Begin with guesses, whose weights are ones."""
         if is_cupy(guesses[0][0]):
             guesses += guesses[:1] * (-len(guesses) % GPU_MULTIPLE)
         stacks = [np.stack(factors) for factors in zip(*guesses, strict=True)]

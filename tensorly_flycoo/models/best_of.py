@@ -190,7 +190,7 @@ def best_of(
         x = as_flycoo(x, check_coords=True)
     seeds = tl.check_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
     runs = [StackedRun() for _ in seeds]
-    if _suits_batch(method, x, rank, n_starts, options):
+    if n_starts > 1 and _suits_batch(method, x, rank, options):
         require_flycoo_backend()
         mask = options.get("mask")
         missing = None if mask is None else find_missing(x, mask)
@@ -226,8 +226,9 @@ def _run_together(
     missing: MissingEntries | None,
     keep_all: bool,
     progress: Progress | None,
+    model: CPTensor | None = None,
 ) -> list[StackedRun]:
-    """Run `parafac` from all starts together, and give the models their records."""
+    """Run `parafac` from all starts together, or on from a model; give the models their records."""
     record = describe_fit(method.name, {**method.defaults, **options}, x)
     stopping_options = {name: options[name] for name in Stopping._fields if name in options}
     watcher = None
@@ -242,6 +243,7 @@ def _run_together(
         missing=missing,
         keep_all=keep_all,
         watcher=watcher,
+        model=model,
     )
     for run in runs:
         if run.cp_tensor is not None:
@@ -289,10 +291,7 @@ def _run_one_by_one(
         begin_run(progress, f"run {number + 1} of {len(seeds)}")
         result, errors = run_once(method, x, rank, seed, options)
         runs[number] = StackedRun(result, end_at_model(errors, options))
-        record = find_record(result)
-        if record is not None and "validation" in method.defaults:
-            # The ridge depends on no start: the others would choose it too.
-            options["l2_reg"] = record.l2_reg
+        options = keep_ridge(method, result, options)
 
 
 def end_at_model(errors: Sequence[Any], options: Mapping[str, Any]) -> Sequence[Any]:
@@ -357,9 +356,37 @@ def refuse_progress(function: str, options: Mapping[str, Any]) -> None:
         raise TypeError(f"{function} has no option 'progress', expected those of the decomposition")
 
 
-def _suits_batch(method: Method, x: Any, rank: Any, n_starts: int, options: dict[str, Any]) -> bool:
+def go_on(
+    method: Method, x: Any, rank: Any, seed: int, model: Any, options: Mapping[str, Any]
+) -> tuple[Any, Sequence[Any]]:
+    """Go on from a model, without its biases; return the result and the new errors."""
+    options = dict(options)
+    mask = options.get("mask")
+    if mask is not None and _suits_batch(method, x, rank, options):
+        # A lone run would begin with zeros in place of what the model imputes.
+        missing = find_missing(x, mask)
+        if isinstance(missing, MissingEntries):
+            (run,) = _run_together(
+                method, x, rank, [seed], options, missing, keep_all=True, progress=None, model=model
+            )
+            if run.cp_tensor is not None:
+                return run.cp_tensor, list(run.errors)
+    options["init"] = take_components(model, rank)
+    result, errors = run_once(method, x, rank, seed, options)
+    return result, end_at_model(errors, options)
+
+
+def keep_ridge(method: Method, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the ridge that a run has chosen, for others: it depends on no start."""
+    record = find_record(model)
+    if record is None or "validation" not in method.defaults:
+        return dict(options)
+    return {**options, "l2_reg": record.l2_reg}
+
+
+def _suits_batch(method: Method, x: Any, rank: Any, options: Mapping[str, Any]) -> bool:
     """Return whether `run_together` gives the same results."""
-    if not method.runs_together or not is_sparse(x) or n_starts == 1:
+    if not method.runs_together or not is_sparse(x):
         return False
     if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or rank < 1:
         return False  # which the decomposition refuses

@@ -77,7 +77,8 @@ class HeldOutLoss:
             whole = _measure_deviance_of_mean(values, weights, sum_of_counts / num_cells(x.shape))
         else:
             independent = None
-            whole = weights @ values**2
+            # No product of vectors, whose last bits depend on the threads of the BLAS.
+            whole = float((weights * values**2).sum())
         return cls(fitted, {"mask": mask}, entries, weights, independent, whole)
 
     @classmethod
@@ -180,4 +181,5 @@ def _measure_deviance_of_mean(values: np.ndarray, weights: np.ndarray, mean: flo
     Over all cells, what the mean adds and what it misses cancel out: only logarithms are left.
     """
     logs = np.log(np.where(values > 0, values, 1.0)) - np.log(mean)
-    return max(2 * weights @ (values * logs), np.finfo(np.float64).tiny)
+    deviance = 2 * float((weights * values * logs).sum())
+    return max(deviance, np.finfo(np.float64).tiny)

@@ -4,11 +4,15 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from ..base.array_modules import Array
 from ..loop.masks import MissingEntries
 from ..ops.mttkrp import LastPass
 from ..spread.slab_layout import AnyLayout, SlabLayout
+
+#: The plans of missing entries, as long as these live: all runs share them.
+_planned: WeakKeyDictionary[MissingEntries, Any] = WeakKeyDictionary()
 
 
 class _Unit(NamedTuple):
@@ -26,18 +30,12 @@ class ImputedStarts(LastPass):
 
     def __init__(self, missing: MissingEntries, num_models: int) -> None:
         super().__init__()
-        engine = missing.engine
-        xp = engine.xp
-        self._engine = engine
+        self._engine = missing.engine
         self._units = _list_units(missing.observed._layout)
-        rows = []
-        sizes = []
-        for unit in self._units:
-            shifted = [missing.coords[n] << bit for n, bit in zip(*unit, strict=True)]
-            rows.append(reduce(or_, shifted))
-            sizes.append(missing.shape[unit.modes[0]] << unit.bits[0])
-        self._entries = engine.entries(engine, xp.stack(rows), sizes, missing.dtype)
-        self._values = xp.stack([missing.start] * num_models, axis=1)  # (count, n)
+        if missing not in _planned:
+            _planned[missing] = _plan(missing, self._units)
+        self._entries = _planned[missing]
+        self._values = self._engine.xp.stack([missing.start] * num_models, axis=1)  # (count, n)
         # Of each unit: the factors of its modes, and their Khatri-Rao product.
         self._merged: dict[int, tuple[list[Array], Array]] = {}
 
@@ -95,6 +93,18 @@ class ImputedStarts(LastPass):
             product = self._engine.combine_rows(unit_factors, unit.bits)
         self._merged[number] = unit_factors, product
         return product
+
+
+def _plan(missing: MissingEntries, units: Sequence[_Unit]) -> Any:
+    """Plan the entries by the numbers of their units."""
+    engine = missing.engine
+    rows = []
+    sizes = []
+    for unit in units:
+        shifted = [missing.coords[n] << bit for n, bit in zip(*unit, strict=True)]
+        rows.append(reduce(or_, shifted))
+        sizes.append(missing.shape[unit.modes[0]] << unit.bits[0])
+    return engine.entries(engine, engine.xp.stack(rows), sizes, missing.dtype)
 
 
 def _list_units(layout: AnyLayout) -> list[_Unit]:

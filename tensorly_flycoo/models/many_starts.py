@@ -113,8 +113,11 @@ def run_together(
     missing: MissingEntries | None = None,
     keep_all: bool = True,
     watcher: Watcher | None = None,
+    model: CPTensor | None = None,
 ) -> list[StackedRun]:
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
+
+    With a `model`, which a run of the only seed has left, go on from it.
 
     With `has_momentum`, also with ``linesearch="nesterov"``. With `missing`, those entries of `x`
     are imputed: without momentum. Runs to repeat alone have no CP tensor: two together would not
@@ -136,11 +139,14 @@ def run_together(
     for start in range(0, len(seeds), size):
         members = runs[start : start + size]
         begin_run(watcher, f"runs {start + 1} to {start + len(members)} of {len(seeds)} together")
-        narrow = None
-        if missing is None and not keep_all:
-            num_columns = rank * len(members)
-            narrow = narrow_factors(x, num_columns, stopping.n_iter_max, stopping.tol)
-        batch = Batch.draw(x, rank, seeds[start : start + size], missing, narrow)
+        if model is None:
+            narrow = None
+            if missing is None and not keep_all:
+                num_columns = rank * len(members)
+                narrow = narrow_factors(x, num_columns, stopping.n_iter_max, stopping.tol)
+            batch = Batch.draw(x, rank, seeds[start : start + size], missing, narrow)
+        else:
+            batch = Batch.resume(x, model, missing)
         is_stopped = _run_batch(batch, members, runs, stopping, has_momentum, keep_all, watcher)
         if is_stopped:
             break

@@ -43,7 +43,8 @@ class RankScore(NamedTuple):
     core_consistency : float
         That of a CP model, at most 100. See `core_consistency`.
     match : float
-        Of CP models, the mean `factor_match_score` of the other runs with the best one.
+        Of CP models, the mean `factor_match_score` of the other runs with the best one; of a rank
+        with few runs, after the first iterations of these.
     """
 
     rank: Any
@@ -63,8 +64,9 @@ class RankSelection:
     ----------
     scores : list of RankScore
         In ascending order of the ranks.
-    errors : list of array (n_runs,)
-        For each rank, the `error` of all runs, at the entries that were not held out.
+    errors : list of array
+        For each rank, the `error` of all its runs, at the entries that were not held out. Of a rank
+        with few runs all but the best were cut short; the last began from the rank before.
     models : list of CPTensor, TuckerTensor or Parafac2Tensor
         For each rank, the model.
     rank : int, tuple of int or None
@@ -106,8 +108,9 @@ class RankSelection:
 
     def _list_rows(self) -> list[list[str]]:
         """Return the scores as texts, headings first."""
-        rows = [["rank", self._error, "held-out loss (se)", "core consistency", "match", ""]]
-        for score in self.scores:
+        head = ["rank", self._error, "held-out loss (se)", "core consistency", "match", "runs", ""]
+        rows = [head]
+        for score, errors in zip(self.scores, self.errors, strict=True):
             core = f"{score.core_consistency:.0f}"
             if score.core_consistency < _LEAST_SHOWN:
                 core = f"< {_LEAST_SHOWN}"
@@ -118,6 +121,7 @@ class RankSelection:
                     f"{score.heldout_loss:.4f} ({score.heldout_se:.4f})",
                     core,
                     f"{score.match:.2f}",
+                    str(len(errors)),
                     "<- suggested" if score.rank == self.rank else "",
                 ]
             )

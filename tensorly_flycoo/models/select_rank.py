@@ -1,20 +1,16 @@
 """Compare models of several ranks."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor
 
 from ..base.checks import check_count, check_rank, check_real, warn
-from ..base.reporting import report
 from ..decomposition.methods import METHODS, Method, find_method
 from ..loop.losses import find_exact
 from ..loop.masks import find_missing
-from ..loop.model_uses import suits
 from ..loop.ranks import find_tucker_rank
 from ..loop.unknown_cells import forget_unknown, obey_unknown
 from ..ops.ragged import RaggedTensor
@@ -22,14 +18,11 @@ from ..results.labelled_models import label_result
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.entrance import mirror
 from ..tensor.labelled import LabelledTensor, number_modes
-from .best_of import best_of, refuse_progress, run_once, take_components
-from .core_consistency import core_consistency
+from .best_of import refuse_progress
 from .heldout_loss import HeldOutLoss
-from .rank_selection import RankScore, RankSelection
-from .suggest_rank import list_doubts, suggest
-
-#: Core consistency is left out if it would take more operations than this.
-_MAX_CORE_OPERATIONS = 10**10
+from .rank_search import RankSearch
+from .rank_selection import RankSelection
+from .suggest_rank import list_doubts
 
 
 @mirror
@@ -41,6 +34,7 @@ def select_rank(
     holdout: float = 0.2,
     random_state: int | np.random.RandomState | None = None,
     keep_all: bool = False,
+    quiet: bool = False,
     **options: Any,
 ) -> RankSelection:
     """Fit models of several ranks to a sparse tensor, score them, and suggest a rank.
@@ -49,7 +43,8 @@ def select_rank(
     indices are drawn from those of the nonzeros. (`observed_parafac` does not know the other cells:
     only nonzeros are held out.) For each rank, several runs start at random and are fitted without
     these entries; neither a start nor an update sees their values. The run with the least error
-    has to predict them. The model of the rank is then fitted to all entries, from that run.
+    has to predict them. The model of the rank is then fitted to all entries, from that run. Only
+    ranks that may be suggested get all runs, the others a few (see Notes).
 
     The suggested rank is the lowest one that is as good as the one with the least held-out loss:
     the loss differs by at most one standard error of the difference, or by so little that fits
@@ -64,7 +59,8 @@ def select_rank(
     ranks : iterable of int
         Of Tucker models also of tuples; the lowest has the fewest numbers in core and factors.
     n_runs : int
-        Random starts for each rank, since many starts end in poor local minima.
+        Random starts of a rank that is suggested, since many starts end in poor local minima. Up to
+        five are made for each rank.
     method : str or callable
         A CP decomposition with the parameters `random_state` and `init`: the name of a function of
         `tensorly_flycoo.decomposition`, or a function. To hold entries out it needs `mask`, as
@@ -76,7 +72,11 @@ def select_rank(
     random_state : int or numpy.random.RandomState, optional
         Draws the held-out entries and the seeds of the runs, which are the same for each rank.
     keep_all : bool
-        Whether `best_of` drops no run of `parafac` before its end.
+        Whether all runs of all ranks are made, and `best_of` drops no run of `parafac` before its
+        end.
+    quiet : bool
+        Whether nothing is printed. Else standard error, which a notebook shows too, gets a line for
+        each rank when it is fitted, and again when all of its runs are.
     **options
         For each run, such as `n_iter_max`; but no `confidence` if entries are held out. The entries
         that a `mask` marks as missing, or that a LabelledTensor knows as unknown, are unknown to
@@ -109,7 +109,17 @@ def select_rank(
 
     Notes
     -----
-    Runs take most of the time; those of `parafac` run together. Each rank is logged at level INFO.
+    Runs take most of the time; those of `parafac` run together. If `n_runs` is above five, a search
+    spends them where ranks are decided. First, each rank gets five random starts of a tenth of
+    `n_iter_max` iterations, ten at least, and of a CP model as many from the model of the rank
+    before, with random components added. The one with the least error goes on to the end of its
+    iterations and predicts. Then the rank that these losses suggest gets all `n_runs`, as in a
+    search by them alone, and is judged anew. If it is not suggested any more, as its runs
+    disagree, the next suggestion gets them, until a rank with all runs stays suggested. Until a
+    rank has them, its runs count as ones that agree, and its `match` is that of the five after
+    their first iterations. `observed_parafac` chooses its ridge once for all first runs of a rank,
+    and once for all others; the fit to all entries keeps it.
+
     Core consistency takes up to ``nnz * R**(ndim - 1)`` operations; it is left out (nan) above ten
     billion, and for `observed_parafac`. The same `random_state` gives the same result on one
     machine.
@@ -152,18 +162,26 @@ def select_rank(
     if holdout:
         x, options = _leave_out_unknown(x, solver, options)
         heldout = HeldOutLoss.draw(x, holdout, solver, options, random)
-    search = _RankSearch(x, solver, options, heldout, n_runs, seed, keep_all)
-    fits = search.fit_all(ranks)
-    scores = [fit.score for fit in fits]
-    if heldout is not None:
-        scores = heldout.judge(scores, [fit.terms for fit in fits])
+    search = RankSearch(
+        x=x,
+        method=solver,
+        options=options,
+        heldout=heldout,
+        ranks=ranks,
+        num_runs=n_runs,
+        seed=seed,
+        keep_all=keep_all,
+        quiet=quiet,
+    )
+    fits, stopped_before = search.fit_all()
+    scores = search.judge(fits)
     models = [fit.model for fit in fits]
     if labelled is not None and not isinstance(x, RaggedTensor):  # which has its own
         models = [label_result(model, labelled) for model in models]
-    suggested, rule = suggest(scores, [fit.tolerance for fit in fits])
+    suggested, rule = search.suggest(fits)
     warnings = list_doubts(scores, suggested)
-    if len(fits) < len(ranks):
-        warnings.insert(0, f"Ctrl-C stopped the search before rank {ranks[len(fits)]}")
+    if stopped_before:
+        warnings.insert(0, f"Ctrl-C stopped the search before {stopped_before}")
     for text in warnings:
         warn(text)
     return RankSelection(
@@ -239,104 +257,3 @@ def _leave_out_unknown(
     if method.is_ours and method.knows_zeros:
         options["mask"] = unknown
     return x, options
-
-
-def _find_tolerance(
-    dtype: np.dtype, method: Method, options: Mapping[str, Any], errors: Sequence[Any]
-) -> float:
-    """Return a difference of losses that early stopping alone explains.
-
-    An error that approaches its limit like 1 / n changes by `tol` when it still is about the root
-    of `tol` above, and by d after n iterations when it is n * d above. Rounding in errors, which
-    are roots of differences of squares, has the root of eps.
-    """
-    tol = options.get("tol", method.defaults.get("tol")) or 0.0
-    nearness = float(max(tol, np.finfo(dtype).eps) ** 0.5)
-    if len(errors) < 2 or method.error_name == "loss":
-        return nearness
-    return max(nearness, len(errors) * abs(float(errors[-2]) - float(errors[-1])))
-
-
-class _RankFit(NamedTuple):
-    """The fits with one rank."""
-
-    score: RankScore  # its held-out loss is nan until all ranks are compared
-    model: Any  # of all entries
-    errors: np.ndarray  # of the runs
-    terms: Any  # of the held-out loss, for each entry; None if nothing is held out
-    tolerance: float  # see `_find_tolerance`
-
-
-@dataclass(frozen=True)
-class _RankSearch:
-    """The data and options that the fits of all ranks share."""
-
-    x: Any
-    method: Method
-    options: Mapping[str, Any]
-    heldout: HeldOutLoss | None
-    n_runs: int
-    seed: int
-    keep_all: bool
-
-    def fit_all(self, ranks: Sequence[Any]) -> list[_RankFit]:
-        """Fit the models rank by rank; after Ctrl-C return the finished ranks."""
-        fits: list[_RankFit] = []
-        try:
-            for number, rank in enumerate(ranks, 1):
-                report(f"rank {rank} ({number} of {len(ranks)}): {self.n_runs} runs")
-                fits.append(self.fit(rank))
-        except KeyboardInterrupt:
-            if not fits:
-                raise
-        return fits
-
-    def fit(self, rank: Any) -> _RankFit:
-        """Fit the models of one rank: several runs, then the best one to all entries."""
-        method = self.method
-        data = self.x
-        options = dict(self.options)
-        if self.heldout is not None:
-            data = self.heldout.data
-            options |= self.heldout.options
-        starts = best_of(
-            method.function, data, rank, self.n_runs, self.seed, self.keep_all, **options
-        )
-        model = starts.best
-        if method.model == "CP" and not isinstance(model, CPTensor):
-            raise TypeError(f"{method.name} returns a {type(model).__name__}, expected a CP model")
-        error = float(starts.final_errors.min())
-        terms = None
-        if self.heldout is not None:
-            terms = self.heldout.list_terms(model)
-            best_seed = starts.seeds[starts.best_number]
-            model, refit_errors = self._fit_all_entries(rank, model, best_seed)
-            if len(refit_errors):
-                error = float(refit_errors[-1])
-        score = RankScore(
-            rank=rank,
-            error=error,
-            heldout_loss=np.nan,
-            heldout_se=np.nan,
-            difference_se=np.nan,
-            core_consistency=self._find_core_consistency(rank, model),
-            match=starts.match,
-        )
-        best_errors = starts.errors[starts.best_number]
-        tolerance = _find_tolerance(self.x.dtype, method, self.options, best_errors)
-        return _RankFit(score, model, starts.final_errors, terms, tolerance)
-
-    def _fit_all_entries(self, rank: Any, model: Any, seed: int) -> tuple[Any, Sequence[Any]]:
-        """Fit a model to all entries, from one that has not seen the held-out ones."""
-        options = self.method.prefer_momentum(self.x, self.options)
-        options["init"] = take_components(model, rank)  # biases are fitted anew
-        return run_once(self.method, self.x, rank, seed, options)
-
-    def _find_core_consistency(self, rank: Any, model: Any) -> float:
-        """Return the core consistency; nan for other models than CP, or if it takes too long."""
-        x = self.x
-        if self.method.model != "CP" or x.ndim < 2 or not suits("core_consistency", model):
-            return np.nan
-        if x.nnz * rank ** (x.ndim - 1) > _MAX_CORE_OPERATIONS:
-            return np.nan
-        return core_consistency(x, model, self.options.get("mask"))

@@ -179,6 +179,10 @@ def find_chances(x: FlycooTensor, coords: Array) -> np.ndarray:
     return chances
 
 
+#: Entries are many if they are more than one in so many nonzeros.
+_MANY = 4
+
+
 def split_entries(x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:
     """Return the entries (count,) of a tensor at coords (ndim, count), and the tensor without them.
 
@@ -196,8 +200,9 @@ def _find_entries(piece: Piece, engine: Engine, arrays: Sequence[Array]) -> Arra
     """Return the entries (count,) of a piece; zeros outside."""
     (coords,) = arrays
     entries = engine.xp.zeros(coords.shape[1], piece.layout.record_format.dtype)
-    # The shorter list is looked up in the longer one.
-    if coords.shape[1] > piece.layout.nnz:
+    # Few entries are looked up among the nonzeros, whose records are read for that; of many, the
+    # nonzeros are looked up among them.
+    if coords.shape[1] > piece.layout.nnz // _MANY:
         stored_coords, values = read_nonzeros(piece)
         is_wanted, places = find_places(coords, stored_coords, engine.xp)
         entries[places] = values[is_wanted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 
@@ -55,10 +56,28 @@ def find_places(cells: Array, coords: Array, xp: ModuleType) -> tuple[Array, Arr
     if num_modes == 0:  # there is one cell of no modes, and it is in the list
         count = coords.shape[1]
         return xp.ones(count, bool), xp.zeros(count, np.int64)
-    places = count_before(lambda some: cells[:, some], size, [*coords], xp)
+    places = None
+    if xp is np and coords.size:
+        places = _bisect_numbers(cells, coords)
+    if places is None:
+        places = count_before(lambda some: cells[:, some], size, [*coords], xp)
     places = xp.minimum(places, size - 1)
     is_found = (cells[:, places] == coords).all(axis=0)
     return is_found, places[is_found]
+
+
+def _bisect_numbers(cells: np.ndarray, coords: np.ndarray) -> np.ndarray | None:
+    """Do as `count_before`, by numbers of the cells; None if these do not fit 64 bits.
+
+    The bisection of numbers is compiled.
+    """
+    pairs = zip(cells, coords, strict=True)
+    spans = [max(int(rows.max()), int(wanted.max())) + 1 for rows, wanted in pairs]
+    if math.prod(spans) >= 2**63:
+        return None
+    numbers = np.ravel_multi_index([*cells], spans)
+    wanted_numbers = np.ravel_multi_index([*coords], spans)
+    return np.searchsorted(numbers, wanted_numbers)
 
 
 def omit_entries(x: FlycooTensor, modes: Sequence[int], cells: Array) -> FlycooTensor:

@@ -30,7 +30,9 @@ from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.decomposition.methods import METHODS
 from tensorly_flycoo.io.checkpoint import load_checkpoint
 from tensorly_flycoo.models import many_starts
+from tensorly_flycoo.models.best_of import go_on, run_once
 from tensorly_flycoo.models.match import factor_match_score
+from tensorly_flycoo.testing import planted_tensor
 
 observed_parafac = importlib.import_module("tensorly_flycoo.decomposition.observed_parafac")
 
@@ -389,3 +391,26 @@ def test_a_mask_runs_together_on_the_cpu(x, monkeypatch):
         np.testing.assert_allclose(errors, expected, rtol=1e-10)
     with pytest.raises(TypeError, match="mask is a"):
         best_of(parafac, x, 2, 2, mask=[1, 0])
+
+
+def test_a_run_with_a_mask_goes_on_where_it_stopped():
+    x, _ = planted_tensor((12, 15, 18), 2, 400, noise=0.3, random_state=0)
+    mask = sparse.COO([[0, 3], [1, 2], [4, 5]], np.zeros(2), x.shape, fill_value=1.0)
+    method = METHODS["parafac"]
+    options = {"mask": mask, "tol": 0}
+    whole = best_of("parafac", x, 2, 2, 0, keep_all=True, n_iter_max=9, **options)
+    first = best_of("parafac", x, 2, 2, 0, keep_all=True, n_iter_max=4, **options)
+    settings = (first.seeds[1], first.runs[1], {**options, "n_iter_max": 5})
+    model, errors = go_on(method, x, 2, *settings)
+    # Runs with a mask are the same up to rounding errors, which iterations amplify: see `best_of`.
+    assert [*first.errors[1], *errors] == pytest.approx(whole.errors[1], rel=1e-10)
+    assert model.flycoo.method == "parafac"
+
+
+def test_a_run_without_a_mask_goes_on_from_its_model():
+    x, _ = planted_tensor((12, 15, 18), 2, 400, noise=0.3, random_state=0)
+    options = {"n_iter_max": 4, "tol": 0, "init": "random"}
+    model, first = run_once(METHODS["parafac"], x, 2, 0, options)
+    _, errors = go_on(METHODS["parafac"], x, 2, 0, model, options)
+    _, all_errors = run_once(METHODS["parafac"], x, 2, 0, options | {"n_iter_max": 8})
+    assert [*first, *errors] == all_errors

@@ -270,3 +270,18 @@ def test_the_best_run_is_found_with_less_work(size, monkeypatch):
         assert run.is_dropped == (len(run.errors) < len(whole.errors))
     count, most = (sum(len(run.errors) for run in of) for of in (runs, everything))
     assert count < (0.7 if size > 1 else 0.8) * most
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_a_run_goes_on_as_if_it_had_not_stopped(has_mask):
+    x, _ = planted_tensor((12, 15, 18), 3, 400, noise=0.3, random_state=0)
+    missing = None
+    if has_mask:
+        missing = MissingEntries(x, np.argwhere(np.ones((3, 4, 5))).T)
+    (whole,) = run_together(x, 3, [7], Stopping(12, 0), missing=missing)
+    (first,) = run_together(x, 3, [7], Stopping(5, 0), missing=missing)
+    model = first.cp_tensor
+    (later,) = run_together(x, 3, [7], Stopping(7, 0), missing=missing, model=model)
+    assert [*first.errors, *later.errors] == whole.errors
+    for factor, expected in zip(later.cp_tensor.factors, whole.cp_tensor.factors, strict=True):
+        np.testing.assert_array_equal(factor, expected)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
+import threadpoolctl
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import (
@@ -24,14 +25,11 @@ from tensorly_flycoo import (
 from tensorly_flycoo.decomposition.methods import METHODS
 from tensorly_flycoo.loop.holding_out import count_share, hold_out
 from tensorly_flycoo.loop.masks import drop_missing
-from tensorly_flycoo.models import RankScore, RankSelection
-from tensorly_flycoo.models import select_rank as _function
+from tensorly_flycoo.models import RankScore, RankSelection, rank_search
 from tensorly_flycoo.models.heldout_loss import HeldOutLoss
 from tensorly_flycoo.models.match import factor_match_score
 from tensorly_flycoo.models.suggest_rank import list_doubts, suggest
-from tensorly_flycoo.testing import planted_tensor
-
-module = sys.modules[_function.__module__]
+from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 
 def draw_cells(x, share, random, **options):
@@ -154,6 +152,18 @@ def test_the_scores(x):
         assert score.error == pytest.approx(cp_fit(x, whole).relative_error)
         assert score.core_consistency == core_consistency(x, model)
         assert 0 < score.heldout_se < score.heldout_loss < 1
+
+
+@pytest.mark.parametrize("loss", ["gaussian", "poisson_count"])
+def test_the_loss_does_not_depend_on_the_threads_of_the_blas(loss):
+    x = random_tensor((300, 300, 300), 100_000, random_state=0).map(abs)
+    found = []
+    for num_threads in (1, 2):
+        random = np.random.RandomState(0)
+        with threadpoolctl.threadpool_limits(num_threads):
+            draws = (x, 0.4, METHODS["generalized_parafac"], {"loss": loss}, random)
+            found.append(HeldOutLoss.draw(*draws).whole)
+    assert found[0] == found[1]
 
 
 def test_the_standard_error_is_that_of_the_difference(x):
@@ -325,7 +335,7 @@ def test_the_rule(scores, tolerance, rank, text):
     ],
 )
 def test_how_near_fits_end(method, options, errors, expected):
-    found = module._find_tolerance(np.dtype(float), METHODS[method], options, errors)
+    found = rank_search.find_tolerance(np.dtype(float), METHODS[method], options, errors)
     assert found == pytest.approx(expected)
 
 
@@ -340,14 +350,14 @@ def test_doubts_are_warned_of_and_shown(x):
 
 
 def test_a_search_that_is_stopped_keeps_the_finished_ranks(x, monkeypatch, caplog):
-    original = module.best_of
+    original = rank_search.best_of
 
     def stop(function, tensor, rank, *args, **options):
         if rank == 3:
             raise KeyboardInterrupt
         return original(function, tensor, rank, *args, **options)
 
-    monkeypatch.setattr(module, "best_of", stop)
+    monkeypatch.setattr(rank_search, "best_of", stop)
     options = {"n_runs": 2, "random_state": 0, "n_iter_max": 20}
     with (
         caplog.at_level(logging.INFO, "tensorly_flycoo"),
@@ -360,6 +370,165 @@ def test_a_search_that_is_stopped_keeps_the_finished_ranks(x, monkeypatch, caplo
     assert selection.scores == select_rank(x, [1, 2], **options).scores
     with pytest.raises(KeyboardInterrupt):
         select_rank(x, [3], **options)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """List the rank, number of runs and iterations of each call of `best_of` in a search."""
+    calls = []
+    original = rank_search.best_of
+
+    def begin(function, data, rank, num_runs, *args, **options):
+        calls.append((rank, num_runs, options.get("n_iter_max")))
+        return original(function, data, rank, num_runs, *args, **options)
+
+    monkeypatch.setattr(rank_search, "best_of", begin)
+    return calls
+
+
+def test_only_the_suggested_rank_gets_all_runs(x, begun):
+    options = {"n_runs": 8, "random_state": 0}
+    selection = select_rank(x, [1, 2, 3], n_iter_max=40, **options)
+    assert begun == [(1, 5, 10), (2, 5, 10), (3, 5, 10), (2, 8, 40)]
+    assert selection.rank == 2
+    assert [errors.size for errors in selection.errors] == [5, 8, 6]
+    lines = repr(selection).splitlines()
+    assert lines[2].split()[-3:] == ["8", "<-", "suggested"]
+    begun.clear()
+    whole = select_rank(x, [1, 2, 3], keep_all=True, n_iter_max=40, **options)
+    assert begun == [(1, 8, 40), (2, 8, 40), (3, 8, 40)]
+    assert whole.rank == 2
+
+
+@pytest.mark.parametrize(
+    ("num_runs", "options", "first"),
+    [
+        (5, {}, [(1, 5, None), (2, 5, None)]),
+        (6, {"n_iter_max": 10}, [(1, 5, 10), (2, 5, 10), (2, 6, 10)]),
+        (6, {"n_iter_max": 300}, [(1, 5, 30), (2, 5, 30), (2, 6, 300)]),
+        (6, {"holdout": 0, "n_iter_max": 12}, [(1, 6, 12), (2, 6, 12)]),
+    ],
+)
+def test_how_runs_begin(x, begun, num_runs, options, first):
+    select_rank(x, [1, 2], num_runs, random_state=0, **options)
+    assert begun == first
+
+
+def test_the_rank_with_all_runs_is_as_in_a_search_by_them_alone(x):
+    options = {"n_runs": 7, "random_state": 3, "n_iter_max": 30}
+    found = select_rank(x, [1, 2, 3], **options)
+    (alone,) = select_rank(x, [2], holdout=0.2, **options).scores
+    assert found.scores[1]._replace(difference_se=0) == alone
+    np.testing.assert_array_equal(found.errors[1].size, 7)
+
+
+def make_fits(matches, losses, num_complete):
+    """Make fits of ranks from 1 on, the first ones of all runs, with known losses."""
+    fits = []
+    for place, (match, loss) in enumerate(zip(matches, losses, strict=True)):
+        fits.append(
+            rank_search.RankFit(
+                score=score(place + 1, loss, match=match),
+                model=None,
+                fitted=None,
+                errors=np.zeros(5),
+                terms=None,
+                tolerance=0.0,
+                is_complete=place < num_complete,
+            )
+        )
+    return fits
+
+
+@pytest.mark.parametrize(
+    ("matches", "num_complete", "rank"),
+    [
+        ([0.5, 0.7, 0.7], 0, 2),  # few runs count as ones that agree
+        ([0.5, 0.7, 0.7], 2, 3),  # until there are all
+        ([0.5, 0.7, 0.7], 3, 2),
+        ([np.nan, np.nan, np.nan], 2, 2),  # other models have no match
+    ],
+)
+def test_a_rank_with_few_runs_counts_as_stable(monkeypatch, x, matches, num_complete, rank):
+    monkeypatch.setattr(
+        rank_search.RankSearch, "judge", lambda self, fits: [fit.score for fit in fits]
+    )
+    ranks = [1, 2, 3]
+    search = rank_search.RankSearch(x, METHODS["parafac"], {}, None, ranks, 20, 0, False, True)
+    fits = make_fits(matches, [0.5, 0.2, 0.2], num_complete)
+    chosen, _ = search.suggest(fits)
+    assert chosen.rank == rank
+    assert chosen is fits[rank - 1].score  # with its own match
+
+
+def test_a_run_begins_from_the_rank_below():
+    """Where random starts of planted components end elsewhere, as those of this seed do."""
+    random = np.random.default_rng(15)
+    factors = [random.normal(size=(size, 5)) for size in (15, 20, 25)]
+    dense = np.einsum("ir,jr,kr->ijk", *factors)
+    dense += 0.5 * dense.std() * random.normal(size=dense.shape)
+    x = FlycooTensor.from_dense(dense)
+    selection = select_rank(x, range(3, 7), random_state=15)
+    assert selection.rank == 5
+
+
+def test_components_are_added(x):
+    below = make_fits([1.0, 1.0], [0.5, 0.4], 0)[1]
+    random = np.random.RandomState(0)
+    factors = [random.random_sample((size, 4)) for size in x.shape]
+    weights = np.array([3.0, 1.0, 9.0, 9.0])  # the last two are biases
+    fitted = CPTensor((weights, factors))
+    model = rank_search._add_components(x, below._replace(fitted=fitted), 4, seed=0)
+    old = CPTensor((weights[:2], [factor[:, :2] for factor in factors]))
+    found = CPTensor((None, [factor[:, :2] for factor in model.factors]))
+    np.testing.assert_allclose(found.to_tensor(), old.to_tensor())
+    sizes = np.prod([np.linalg.norm(factor, axis=0) for factor in model.factors], axis=0)
+    np.testing.assert_allclose(sizes[2:], sizes[:2].mean())
+
+
+@pytest.mark.parametrize(("num_runs", "num_lines"), [(2, 2), (7, 3)])
+def test_a_line_for_each_rank_goes_to_standard_error(x, capsys, num_runs, num_lines):
+    options = {"random_state": 0, "n_iter_max": 20}
+
+    def list_lines():
+        out, err = capsys.readouterr()
+        assert out == ""
+        return [line for line in err.splitlines() if line.startswith("rank ")]
+
+    selection = select_rank(x, [1, 2], num_runs, **options)
+    lines = list_lines()
+    assert len(lines) == num_lines
+    loss = selection.scores[1].heldout_loss
+    assert lines[-1].startswith(f"rank 2 (2 of 2): {num_runs} runs, held-out loss {loss:.4f} (")
+    select_rank(x, [1, 2], num_runs, holdout=0, **options)
+    assert list_lines()[0].startswith(f"rank 1 (1 of 2): {num_runs} runs, error 0.")
+    select_rank(x, [1, 2], num_runs, quiet=True, **options)
+    assert list_lines() == []
+
+
+def test_a_rank_chooses_its_ridge_once_for_its_first_runs(caplog):
+    x = make_ratings(0)[0]
+    options = {"random_state": 0, "n_iter_max": 12, "method": "observed_parafac", "biases": True}
+    with caplog.at_level(logging.INFO, "tensorly_flycoo"):
+        select_rank(x, [1, 2], 6, **options)
+    text = caplog.text
+    # The largest ridge is tried first: for each rank, and once more for that with all runs.
+    assert text.count("trying l2_reg 100") == 3
+
+
+def test_a_stopped_search_keeps_ranks_with_few_runs(x, monkeypatch):
+    original = rank_search.best_of
+
+    def stop(function, tensor, rank, num_runs, *args, **options):
+        if num_runs == 6:
+            raise KeyboardInterrupt
+        return original(function, tensor, rank, num_runs, *args, **options)
+
+    monkeypatch.setattr(rank_search, "best_of", stop)
+    with pytest.warns(UserWarning, match="Ctrl-C stopped the search before all runs of rank 2"):
+        selection = select_rank(x, [1, 2, 3], 6, random_state=0)
+    assert selection.rank == 2
+    assert len(selection.models) == 3
 
 
 def test_held_out_entries_are_nonzeros_and_zeros():
@@ -404,7 +573,8 @@ def test_scores_that_were_not_computed_are_shown():
         RankScore(2, 0.4, np.inf, np.nan, np.nan, -1e6, 0.5),
         RankScore(3, 0.4, np.nan, np.nan, np.nan, np.nan, np.nan),
     ]
-    lines = repr(RankSelection(scores, [], [], 1, "the best", ["few"])).splitlines()
+    errors = [np.zeros(20), np.zeros(6), np.zeros(6)]
+    lines = repr(RankSelection(scores, errors, [], 1, "the best", ["few"])).splitlines()
     assert lines[1].split() == [
         "1",
         "0.5000",
@@ -412,10 +582,11 @@ def test_scores_that_were_not_computed_are_shown():
         "(0.0100)",
         "100",
         "1.00",
+        "20",
         "<-",
         "suggested",
     ]
-    assert lines[2].split()[2:] == ["inf", "(nan)", "<", "-999", "0.50"]
+    assert lines[2].split()[2:] == ["inf", "(nan)", "<", "-999", "0.50", "6"]
     assert lines[-1] == "rank 1 is the best; see .warnings for what speaks against it"
 
 
@@ -438,7 +609,7 @@ def test_labels_stay(x):
 
 
 def test_core_consistency_is_left_out_where_it_costs_too_much(x, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_CORE_OPERATIONS", x.nnz)
+    monkeypatch.setattr(rank_search, "_MAX_CORE_OPERATIONS", x.nnz)
     scores = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=5).scores
     assert [np.isnan(score.core_consistency) for score in scores] == [False, True]
 

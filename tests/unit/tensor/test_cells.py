@@ -1,12 +1,13 @@
 """Cells in a sorted list."""
 
 import numpy as np
+import pytest
 
 from tensorly_flycoo.tensor.cells import find_places
 
 
-def test_places_among_cells_of_huge_modes():
-    size = 2**32
+@pytest.mark.parametrize("size", [50, 2**21, 2**32])  # 64 bits do not number the last
+def test_places_among_cells(size):
     random = np.random.default_rng(0)
     cells = np.unique(random.integers(size - 50, size, (3, 400)), axis=1)
     others = random.integers(size - 50, size, (3, 3000))
@@ -17,3 +18,8 @@ def test_places_among_cells_of_huge_modes():
     found = np.full(coords.shape[1], -1)
     found[is_found] = places
     np.testing.assert_array_equal(found, expected)
+
+
+def test_none_are_sought():
+    is_found, places = find_places(np.array([[0, 2], [1, 3]]), np.zeros((2, 0), int), np)
+    assert is_found.size == places.size == 0
