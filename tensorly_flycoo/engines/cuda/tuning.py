@@ -263,8 +263,8 @@ class NarrowBatch:
 #: Narrow rows leave registers for longer batches. The first row that fits is used.
 NARROW_BATCHES = (
     NarrowBatch(1, 4, 4, _SPILLS),
-    NarrowBatch(2, 4, 4, "H100, rank 32, a prototype: 2 took as long"),
-    NarrowBatch(3, 8, 4, "H100, rank 32, a prototype, float32: delicious. In float64 8 spill"),
+    NarrowBatch(2, 4, 4, "H200, rank 32: nell-2"),
+    NarrowBatch(3, 8, 4, "H200, rank 32: delicious. In float64 8 spill, but took .90"),
     NarrowBatch(_ANY, 2, 2, _SPILLS),
 )
 
@@ -282,32 +282,36 @@ def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, itemsize: int) ->
     return batch if is_measured else min(batch, occupancy.batch)
 
 
-#: Bytes that one access to memory brings at least: narrow rows no longer than that gain nothing.
-_SECTOR_NBYTES = 32
+#: Rows of no more bytes gain nothing by being narrow. Measured on an H200: float32, rank 16, nell-2,
+#: nell-1, flat (2M x 3M x 4M) and delicious gained 0 to 10 %, and lost it to the rounding.
+_SHORT_ROW_NBYTES = 64
 
-#: How often each row must be read in a sweep for a narrow copy of it to pay. Not measured: a copy
-#: moves 2.5 times a row's bytes, and a read saves half of them, of which caches have some already.
-_READS_TO_NARROW = 12
+#: How often each row must be read in a sweep for rounding it to pay, by the most bytes of a row.
+#: Measured on an H200, rounding included: rows of 128 bytes lost up to 4 % with 28 reads (nell-1),
+#: and gained 3 to 15 % with 40 (flat) and more; longer ones gained 9 to 47 % with 28. With 13 (fb-m)
+#: all lost.
+_READS_TO_NARROW = {128: 30, _ANY: 20}
 
-#: Bytes of rows that a sweep reads, below which it may gain less than the launches of the
-#: conversion take. Not measured: a sweep of these takes about a millisecond on an H100.
+#: Bytes of rows that a sweep reads, below which it may gain less than the launches of the rounding
+#: take. Not measured: a sweep of these takes about a millisecond on an H100.
 _LEAST_READ_NBYTES = 2**33
 
 
 def narrow_pays(shape: Sequence[int], nnz: int, rank: int, dtype: np.dtype) -> bool:
-    """Return whether narrow rows make sweeps over a tensor faster, each copied once a sweep.
+    """Implement `Engine.narrow_pays`, with each factor rounded once a sweep.
 
     >>> narrow_pays((12_092, 9_184, 28_818), 76_900_000, 32, np.dtype("f4"))
     True
-    >>> narrow_pays((12_092, 9_184, 28_818), 76_900_000, 8, np.dtype("f4"))
+    >>> narrow_pays((12_092, 9_184, 28_818), 76_900_000, 16, np.dtype("f4"))
     False
     """
     ndim = len(shape)
     row_nbytes = rank * dtype.itemsize
     num_reads = nnz * ndim * (ndim - 1)
+    least_reads = next(n for nbytes, n in _READS_TO_NARROW.items() if row_nbytes <= nbytes)
     return (
-        row_nbytes > _SECTOR_NBYTES
-        and num_reads >= _READS_TO_NARROW * sum(shape)
+        row_nbytes > _SHORT_ROW_NBYTES
+        and num_reads >= least_reads * sum(shape)
         and num_reads * row_nbytes >= _LEAST_READ_NBYTES
     )
 

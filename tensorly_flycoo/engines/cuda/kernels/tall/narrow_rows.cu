@@ -58,7 +58,7 @@ CHECK_LAYOUT(NarrowCopy, NARROW_COPY_LAYOUT)
 template <typename Use>
 __device__ __forceinline__ void for_own_rows(const NarrowCopy& copy, int column, Use use)
 {
-    constexpr int num_loads = 4;
+    constexpr int num_loads = 8;
     const long long start = blockIdx.x * copy.rows_per_block;
     const long long end = min(start + copy.rows_per_block, copy.num_rows);
     for (long long first = start + threadIdx.x / NUM_COLUMNS; first < end;
