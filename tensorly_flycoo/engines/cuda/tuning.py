@@ -282,14 +282,14 @@ def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, itemsize: int) ->
     return batch if is_measured else min(batch, occupancy.batch)
 
 
-#: Rows of no more bytes gain nothing by being narrow. Measured on an H200: float32, rank 16, nell-2,
-#: nell-1, flat (2M x 3M x 4M) and delicious gained 0 to 10 %, and lost it to the rounding.
+#: Rows of no more bytes gain nothing by being narrow. Measured on an H200, float32, rank 16:
+#: nell-2, nell-1, delicious and flat (2M x 3M x 4M) gained 0 to 10 %, and lost it to the rounding.
 _SHORT_ROW_NBYTES = 64
 
 #: How often each row must be read in a sweep for rounding it to pay, by the most bytes of a row.
 #: Measured on an H200, rounding included: rows of 128 bytes lost up to 4 % with 28 reads (nell-1),
-#: and gained 3 to 15 % with 40 (flat) and more; longer ones gained 9 to 47 % with 28. With 13 (fb-m)
-#: all lost.
+#: and gained 3 to 15 % with 40 (flat) and more; longer ones gained 9 to 47 % with 28. With 13
+#: (fb-m) all lost.
 _READS_TO_NARROW = {128: 30, _ANY: 20}
 
 #: Bytes of rows that a sweep reads, below which it may gain less than the launches of the rounding
