@@ -304,7 +304,7 @@ def narrow_rows_macros(rank: int, dtype: np.dtype) -> Macros:
     return {
         "VALUE": dtype,
         "NARROW": NARROW_FORMATS[dtype].dtype,
-        "NUM_COLUMNS": min(32, 1 << (rank - 1).bit_length()),
+        "NUM_COLUMNS": min(tuning.BLOCK_SIZE, 1 << (rank - 1).bit_length()),
         "BLOCK_SIZE": tuning.BLOCK_SIZE,
         "NARROW_COPY_LAYOUT": structs.NARROW_COPY,
     }
