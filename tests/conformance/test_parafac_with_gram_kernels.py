@@ -67,9 +67,9 @@ def launches(kernels, memories, monkeypatch):
     """List the modes whose MTTKRPs are launched, and "wait" where the host waits for an error."""
     listed, multiply, fit = [], whole_tensor.multiply, kernels.compute_fit
 
-    def multiply_and_list(layout, engine, factors, mode, *arguments):
+    def multiply_and_list(layout, engine, factors, mode, *arguments, **options):
         listed.append(mode)
-        return multiply(layout, engine, factors, mode, *arguments)
+        return multiply(layout, engine, factors, mode, *arguments, **options)
 
     def fit_and_list(*arguments):
         error = fit(*arguments)

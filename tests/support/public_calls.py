@@ -72,8 +72,8 @@ NO_ARRAYS = {
     "Progress",
     "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "evaluate",
     "factor_match_score", "from_anndata", "from_dataframe", "from_xarray", "load", "open_slabs",
-    "profile", "read_tns", "recommend", "save", "save_slabs", "set_device", "show_versions",
-    "write_tns",
+    "profile", "read_tns", "recommend", "save", "save_slabs", "set_device",
+    "set_precision", "show_versions", "write_tns",
 }  # fmt: skip
 
 

@@ -75,9 +75,7 @@ class CpuEngine(CpuPrimitives, Engine):
             # Segments serve a factor that does not fit the cache; the bits are the same. Where rows
             # are read ahead, tiles are faster.
             segments = None
-            itemsize = min([factor.itemsize for factor in arrays], default=out.itemsize)
-            reads_ahead = mttkrp.reads_ahead(itemsize, out.itemsize, num_lanes)
-            if nnz >= LEAST_NNZ and not reads_ahead:
+            if nnz >= LEAST_NNZ and not _read_ahead(arrays, out, num_lanes):
                 segments = find_segments(layout, step, mode, arrays)
             if self.is_logging():
                 kernel = "mttkrp_segments" if segments else "mttkrp_tiles"
@@ -238,6 +236,12 @@ class CpuEngine(CpuPrimitives, Engine):
     contract_rows = staticmethod(products.contract_rows)
     update_rows = staticmethod(row_updates.update_rows)
     find_peaks = staticmethod(row_updates.find_peaks)
+
+
+def _read_ahead(factors: Sequence[Array], out: Array, num_lanes: int) -> bool:
+    """Return whether MTTKRP prefetches rows of the factors."""
+    itemsize = min([factor.itemsize for factor in factors], default=out.itemsize)
+    return mttkrp.reads_ahead(itemsize, out.itemsize, num_lanes)
 
 
 def _align(factor: Array, most_rows: int) -> Array:

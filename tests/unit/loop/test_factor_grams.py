@@ -108,7 +108,7 @@ def test_decompositions_have_the_same_errors_and_go_on_while_the_host_waits(
 
     def multiply_and_list(layout, engine, factors, mode, *arguments, **options):
         listed.append(mode)
-        return multiply(layout, engine, factors, mode, *arguments)
+        return multiply(layout, engine, factors, mode, *arguments, **options)
 
     def fit_and_list(*arguments):
         error = fit(*arguments)
