@@ -31,13 +31,13 @@ def find_levels(
     `update_rows`, but that factors may be row-sharded.
     """
     levels = np.full(num_steps, math.nan)
-    host_penalty = float(penalty)
-    host_matrix = move(matrix, np).astype(np.float64)
     num_known = 0  # steps before the first one whose level may be another
     while num_known < num_steps:
         rule = RowRule(Method.ADMM, Operator.NON_NEGATIVE, levels=tuple(levels.tolist()))
-        peaks = move(find_peaks(rule, targets, matrix, penalty, rows, dual), np)
-        num_known = _set_levels(levels, num_known, peaks, host_penalty, host_matrix)
+        peaks = find_peaks(rule, targets, matrix, penalty, rows, dual)
+        # Read what is small once the pass has begun: the host waits for a GPU only then.
+        host_matrix = move(matrix, np).astype(np.float64)
+        num_known = _set_levels(levels, num_known, move(peaks, np), float(penalty), host_matrix)
     return tuple(levels.tolist())
 
 

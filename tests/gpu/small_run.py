@@ -24,13 +24,14 @@ from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.engines.cuda import mersenne_twister
 from tensorly_flycoo.engines.cuda.engine import CUDA
-from tensorly_flycoo.engines.row_rules import Method
+from tensorly_flycoo.engines.row_rules import Method, Operator, RowRule
 from tensorly_flycoo.format.primitives import MTTKRP
 
 SHAPES = [(50,), (40, 3), (60, 30, 20), (9, 8, 7, 6), (6, 5, 4, 3, 2)]
 RANKS = (1, 7, 10, 31, 32, 50)
 LAYOUTS = ("remap", "replicated", "indexed")
 DTYPES = ("float32", "float64")
+LEVELLED_RULE = RowRule(Method.ADMM, Operator.NON_NEGATIVE, levels=(np.nan, -1.0))
 
 
 def draw(shape, dtype, nnz=1500):
@@ -79,6 +80,8 @@ def update_each(x):
         if rule.method is Method.ADMM:
             CUDA.update_rows(rule, x, x, x, 2, penalty, inverse)
             CUDA.update_rows_until(rule, x, x, x, 3, penalty, inverse, 10.0, True)
+            CUDA.find_peaks(LEVELLED_RULE, x, x, x, penalty, inverse)
+            CUDA.update_rows(LEVELLED_RULE, x, x, x, 2, penalty, inverse)
         else:
             CUDA.update_rows(rule, x, x, None, 2, None, gram)
         if rule.method is Method.HALS:

@@ -29,8 +29,10 @@ from tensorly.decomposition import (
 
 from tensorly_flycoo import DensifyError, FlycooTensor, RaggedTensor, decomposition
 from tensorly_flycoo.base import array_modules
+from tensorly_flycoo.decomposition import admm
 from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.loop.hals import solve_nonnegative
+from tensorly_flycoo.spread.levels import find_levels
 
 RANK, SHAPE = 3, (9, 11, 10)
 KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
@@ -310,6 +312,30 @@ def test_options_of_ours_give_the_errors_of_the_cpu(name, options, dtype, kind):
         errors.append([float(error) for error in result[1]])
     bound = {"float32": 1e-3, "float64": 1e-6}[dtype]
     np.testing.assert_allclose(errors[1], errors[0], rtol=0, atol=bound)
+
+
+def test_mostly_negative_values_give_the_errors_of_the_cpu(monkeypatch):
+    """Steps of ADMM leave nothing above zero; both engines take them to the same levels."""
+    found = []
+
+    def find_and_list(*arguments):
+        levels = find_levels(*arguments)
+        found.append(not np.isnan(levels).all())
+        return levels
+
+    monkeypatch.setattr(admm, "find_levels", find_and_list)
+    coo = random_coo((40, 30, 20), 4000)
+    coo.data = np.random.default_rng(0).standard_normal(coo.nnz) - 1
+    options = {"init": "random", "random_state": 0, "n_iter_max": 10, "tol_outer": -1}
+    errors = []
+    for device in ("cpu", "cuda"):
+        found.clear()
+        x = FlycooTensor.from_coo(coo, device=device)
+        with tl.backend_context("flycoo"):
+            _, own = constrained_parafac(x, 5, non_negative=True, return_errors=True, **options)
+        assert any(found)
+        errors.append([float(error) for error in own])
+    np.testing.assert_allclose(errors[1], errors[0], rtol=1e-6)
 
 
 #: Functions whose iterations wait for the GPU once, for the error, and their tolerance.

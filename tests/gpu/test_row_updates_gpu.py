@@ -1,5 +1,6 @@
 """Updates of rows by a rule, compared with the CPU and with what the rules state."""
 
+import math
 from functools import partial
 
 import cupy
@@ -12,12 +13,15 @@ from row_rule_statements import (
     check_integers,
     count_exact_steps,
     draw_integers,
+    draw_problem,
+    find_bound,
     update_rows,
 )
 
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.engines.cuda import tuning
 from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.engines.levelled_steps import step_by_arrays
 from tensorly_flycoo.engines.row_rules import Method, Operator, RowRule
 from tensorly_flycoo.loop.row_updates import changes_nothing, run_steps, stops_after
 
@@ -240,3 +244,77 @@ def test_the_inverse_of_zeros_is_zero(rank):
     inverse, penalty = CUDA.invert_penalized(cupy.zeros((rank, rank)))
     assert float(penalty) == 0
     assert not inverse.any()
+
+
+def levelled(*levels):
+    """Return a rule with a level of each step, or nan."""
+    return RowRule(Method.ADMM, Operator.NON_NEGATIVE, levels=levels)
+
+
+def compare_levels(rule, inputs):
+    """Return what the GPU's kernels find, and its arrays in float64: also the peaks, at the end."""
+    targets, rows, dual, penalty, matrix = on_gpu = [copy_to_gpu(array) for array in inputs]
+    peaks = CUDA.find_peaks(rule, targets, rows, dual, penalty, matrix)
+    assert_same(
+        fetch([peaks]), fetch([CUDA.find_peaks(rule, targets, rows, dual, penalty, matrix)])
+    )
+    num_steps = len(rule.levels)
+    found = [*run(rule, inputs, num_steps), peaks.get()]
+    targets, rows, dual, penalty, matrix = [array.astype(np.float64) for array in on_gpu]
+    expected = step_by_arrays(rule, targets, rows, dual, num_steps, penalty, matrix)
+    return found, fetch(expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [rank for rank in RANKS if rank <= tuning.MAX_TALL_RANK])
+@pytest.mark.parametrize("num_rows", [0, 1, 1000, 40_001])
+@pytest.mark.parametrize("levels", [(-2.0, math.nan), (math.nan, -3.0), (-1.0, -2.0)], ids=str)
+def test_levels_of_small_integers(levels, num_rows, rank, dtype):
+    if num_rows * rank > 10**6:
+        num_rows //= 8
+    rule = levelled(*levels)
+    inputs = draw_integers(rule, num_rows, rank, dtype)
+    (*found, peaks), (*expected, expected_peaks) = compare_levels(rule, inputs)
+    check_integers(rule, found, expected, dtype)
+    np.testing.assert_array_equal(peaks, expected_peaks)
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [5, 32, 33, 100])
+@pytest.mark.parametrize("num_steps", [6, tuning.MAX_ROW_STEPS + 3])
+def test_levels_of_real_numbers(num_steps, rank, dtype):
+    """Also of more steps than a launch takes."""
+    targets, rows, dual, gram = draw_problem(5000, rank, dtype)
+    inverse = np.linalg.inv(gram + np.eye(rank))
+    inputs = (targets - dtype(3), rows, dual, np.array(1.0), inverse)
+    levels = [math.nan, -0.5, -0.25, math.nan, -1.5, math.nan, -2.0]
+    rule = levelled(*(levels * 3)[:num_steps])
+    found, expected = compare_levels(rule, inputs)
+    *pairs, measured, peaks = zip(found, expected, strict=True)
+    size = max(abs(array).max() for array in (inputs[0], dual, *expected[:2]))
+    bound = find_bound(num_steps, rank, dtype, size)
+    for result, other in [*pairs, peaks]:
+        assert np.abs(result - other).max() <= bound
+    roots = np.sqrt(measured[0]) - np.sqrt(measured[1])
+    assert np.abs(roots).max() <= 3 * bound * math.sqrt(rows.size)
+
+
+@pytest.mark.parametrize("rank", [7, 130])
+def test_peaks_of_nan(rank):
+    rule = levelled(math.nan, -1.0)
+    targets, rows, dual, penalty, matrix = draw_integers(rule, 200, rank, np.float32)
+    targets[3, 2] = np.nan
+    on_gpu = [copy_to_gpu(array) for array in (targets, rows, dual, penalty, matrix)]
+    assert cupy.isnan(CUDA.find_peaks(rule, *on_gpu)).all()
+
+
+def test_the_host_waits_for_no_peaks():
+    rule = levelled(*[math.nan, -1.0] * 5)
+    rows = cupy.ones((2**22, 64), np.float32)
+    penalty, matrix = cupy.ones(()), cupy.eye(64) / 2
+    for _ in range(2):  # the first compiles
+        CUDA.find_peaks(rule, rows, rows, rows, penalty, matrix)
+        CUDA.update_rows(rule, rows, rows, rows, 10, penalty, matrix)
+        done = cupy.cuda.get_current_stream().record()
+    assert not done.done
+    done.synchronize()

@@ -21,6 +21,7 @@ using std::copysign;
 using std::fabs;
 using std::fma;
 using std::isfinite;
+using std::isnan;
 using std::nan;
 using std::sqrt;
 

@@ -278,6 +278,7 @@ class CudaEngine(CudaPrimitives, Engine):
     extrapolate = staticmethod(updates.extrapolate)
     update_rows = staticmethod(row_updates.update_rows)
     update_rows_until = staticmethod(row_updates.update_rows_until)
+    find_peaks = staticmethod(row_updates.find_peaks)
 
     def invert_penalized(self, gram: Array) -> tuple[Array, Array]:
         if tall.suits_rank(len(gram), np.dtype(np.float32)):  # of whichever precision

@@ -256,11 +256,18 @@ def sweep_rows_macros(cut: SweepCut, dtype: np.dtype) -> Macros:
     }
 
 
-def step_rows_macros(cut: StepCut, method: Method, is_group_lasso: bool, dtype: np.dtype) -> Macros:
+def step_rows_macros(
+    cut: StepCut,
+    method: Method,
+    is_group_lasso: bool,
+    dtype: np.dtype,
+    has_levels: bool = False,
+) -> Macros:
     """Specialise `step_rows.cu`, for a class of ranks."""
     return {
         "VALUE": dtype,
         **_rule_macros(method, is_group_lasso),
+        "HAS_LEVELS": has_levels,
         "WIDTH": cut.width,
         "NUM_GROUPS": cut.num_groups,
         "GROUP_ROWS": cut.group_rows,

@@ -10,7 +10,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cupy
 import numpy as np
@@ -25,11 +25,24 @@ from .tall import row_stride
 
 #: The members of `structs.ROW_UPDATE` and of `structs.STEP_MEASURES`, as the module `struct` names
 #: them.
-_ROW_UPDATE = "9Q4q4d4iQ"
+_ROW_UPDATE = f"9Q4q4d4iQ{tuning.MAX_ROW_STEPS}dQ"
 _STEP_MEASURES = "4Qd2i"
 
 #: Rows lie less than this apart, in numbers: distances within 32 rows fit 31 bits.
 _STRIDE_LIMIT = 2**26
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """What kernels are specialised for, beside ranks and dtypes."""
+
+    method: Method
+    is_group_lasso: bool = False
+    has_levels: bool = False
+
+
+#: The variant that takes steps to levels.
+_LEVELLED = _Variant(Method.ADMM, has_levels=True)
 
 
 @dataclass(frozen=True)
@@ -52,11 +65,39 @@ def update_rows(
     matrix: Array,
 ) -> tuple[Array, Array | None, Array]:
     """Implement `Engine.update_rows`; the host waits for nothing."""
-    if not np.isnan(rule.levels).all():  # which real data seldom need
+    if _has_levels(rule) and not _suits_levels(rows):
         assert dual is not None
         assert penalty is not None
         updated = step_by_arrays(rule, targets, rows, dual, num_steps, penalty, matrix)
         return updated[:3]
+    return _take_steps(rule, targets, rows, dual, num_steps, penalty, matrix)
+
+
+def find_peaks(
+    rule: RowRule, targets: Array, rows: Array, dual: Array, penalty: Array, matrix: Array
+) -> Array:
+    """Implement `Engine.find_peaks`; the host waits for nothing."""
+    num_steps = len(rule.levels)
+    if not _suits_levels(rows):
+        *_, peaks = step_by_arrays(rule, targets, rows, dual, num_steps, penalty, matrix)
+        return peaks
+    peaks = cupy.full((num_steps, rows.shape[1]), -math.inf)
+    _, _, measures = _take_steps(rule, targets, rows, dual, num_steps, penalty, matrix, peaks)
+    has_nan = cupy.isnan(measures).any(axis=1, keepdims=True)  # comparisons leave them out
+    return cupy.where(has_nan, math.nan, peaks)
+
+
+def _take_steps(
+    rule: RowRule,
+    targets: Array,
+    rows: Array,
+    dual: Array | None,
+    num_steps: int,
+    penalty: Array | None,
+    matrix: Array,
+    peaks: Array | None = None,
+) -> tuple[Array, Array | None, Array]:
+    """Take steps as `update_rows` does; if there are rows, write their `peaks` (num_steps, R)."""
     targets, rows, dual, matrix = _make_all_readable(targets, rows, dual, matrix)
     new_rows = _make_rows(rows)
     new_dual = None if dual is None else _make_rows(rows)
@@ -65,13 +106,21 @@ def update_rows(
         return new_rows, new_dual, cupy.zeros((num_steps, num_measures))
     measures = cupy.empty((num_steps, num_measures))
     for first in range(0, num_steps, tuning.MAX_ROW_STEPS):
-        part = measures[first : first + tuning.MAX_ROW_STEPS]
+        these = slice(first, first + tuning.MAX_ROW_STEPS)
+        part = measures[these]
         steps = _Steps(
-            rule, (targets, rows, dual), (matrix, penalty), (new_rows, new_dual), len(part)
+            replace(rule, levels=rule.levels[these]),
+            (targets, rows, dual),
+            (matrix, penalty),
+            (new_rows, new_dual),
+            len(part),
+            wants_peaks=peaks is not None,
         )
         steps.take()
         if num_measures > 0:
             steps.add_measures(part)
+        if peaks is not None:
+            peaks[these] = steps.find_peaks()
         rows, dual = new_rows, new_dual  # the kernels may write what they read
     return new_rows, new_dual, measures
 
@@ -138,6 +187,7 @@ class _Steps:
         small: tuple[Array, Array | None],
         outputs: tuple[Array, Array | None],
         num_steps: int,
+        wants_peaks: bool = False,
     ) -> None:
         targets, rows, dual = inputs
         matrix, penalty = small
@@ -145,9 +195,12 @@ class _Steps:
         num_rows, rank = rows.shape
         self._method = rule.method
         self._device_id = rows.data.device_id
-        self._kernel = _get_kernel(
-            rule.method, rule.operator is Operator.GROUP_LASSO, rank, rows.dtype, self._device_id
+        variant = _Variant(
+            rule.method,
+            is_group_lasso=rule.operator is Operator.GROUP_LASSO,
+            has_levels=wants_peaks or _has_levels(rule),
         )
+        self._kernel = _get_kernel(variant, rank, rows.dtype, self._device_id)
         self._num_steps = num_steps
         rows_per_block = self._kernel.choose_rows_per_block(num_rows)
         self._num_blocks = -(-num_rows // rows_per_block)
@@ -155,6 +208,11 @@ class _Steps:
         self._workspace = cupy.empty((num_workspace_rows, rank), rows.dtype)
         num_sums = self._num_blocks * num_steps * NUM_MEASURES[rule.method]
         self._block_sums = cupy.empty(num_sums)
+        self._block_peaks = None
+        if wants_peaks:
+            self._block_peaks = cupy.empty((self._num_blocks, num_steps, rank), rows.dtype)
+        num_missing = tuning.MAX_ROW_STEPS - len(rule.levels)
+        self._levels = rule.levels + (math.nan,) * num_missing
         self._arguments = (
             targets.data.ptr,
             rows.data.ptr,
@@ -184,7 +242,14 @@ class _Steps:
             self._kernel.block_size,
             *self._arguments,
             launch.find_address(num_again),
+            *self._levels,
+            launch.find_address(self._block_peaks),
         )
+
+    def find_peaks(self) -> Array:
+        """Return the largest element of each column before each step projects it, but for nan."""
+        assert self._block_peaks is not None
+        return self._block_peaks.max(axis=0)
 
     def add_measures(
         self,
@@ -271,21 +336,41 @@ def _get_adding_kernel(method: Method, device_id: int) -> tuple[DirectKernel, in
     return kernel, tuning.NUM_MEASURE_PARTS * num_numbers
 
 
+def _has_levels(rule: RowRule) -> bool:
+    """Return whether a step has a level."""
+    return not all(map(math.isnan, rule.levels))
+
+
+def _suits_levels(rows: Array) -> bool:
+    """Return whether a kernel takes steps to levels, and finds peaks, of such rows."""
+    return _cut_steps(_LEVELLED, rows.shape[1], rows.dtype, rows.data.device_id) is not None
+
+
 @functools.cache
-def _get_kernel(
-    method: Method, is_group_lasso: bool, rank: int, dtype: np.dtype, device_id: int
-) -> _Kernel:
+def _get_kernel(variant: _Variant, rank: int, dtype: np.dtype, device_id: int) -> _Kernel:
     """Return the fastest kernel for a rank, on the current device, `device_id`."""
-    room = tall.find_room(device_id)
-    if method is Method.HALS:
+    if variant.method is Method.HALS:
+        room = tall.find_room(device_id)
         sweep_cut = tuning.cut_sweep(rank, dtype.itemsize)
         if sweep_cut is not None and sweep_cut.shared_nbytes <= room:
             return _get_sweeping_kernel(sweep_cut, dtype, device_id)
-    elif tall.suits_rank(rank, dtype, device_id):
-        step_cut = tuning.cut_steps(rank, dtype.itemsize, has_norms=is_group_lasso)
-        if step_cut.shared_nbytes <= room:
-            return _get_stepping_kernel(step_cut, method, is_group_lasso, dtype, device_id)
-    return _get_wide_kernel(method, is_group_lasso, dtype, device_id)
+        return _get_wide_kernel(variant, dtype, device_id)
+    step_cut = _cut_steps(variant, rank, dtype, device_id)
+    if step_cut is None:
+        return _get_wide_kernel(variant, dtype, device_id)
+    return _get_stepping_kernel(step_cut, variant, dtype, device_id)
+
+
+def _cut_steps(
+    variant: _Variant, rank: int, dtype: np.dtype, device_id: int
+) -> tuning.StepCut | None:
+    """Return the cut of `step_rows.cu`, or None if the current device does not suit it."""
+    if not tall.suits_rank(rank, dtype, device_id):
+        return None
+    cut = tuning.cut_steps(
+        rank, dtype.itemsize, has_norms=variant.is_group_lasso, has_levels=variant.has_levels
+    )
+    return cut if cut.shared_nbytes <= tall.find_room(device_id) else None
 
 
 def _get_sweeping_kernel(cut: tuning.SweepCut, dtype: np.dtype, device_id: int) -> _Kernel:
@@ -303,7 +388,7 @@ def _get_sweeping_kernel(cut: tuning.SweepCut, dtype: np.dtype, device_id: int) 
 
 
 def _get_stepping_kernel(
-    cut: tuning.StepCut, method: Method, is_group_lasso: bool, dtype: np.dtype, device_id: int
+    cut: tuning.StepCut, variant: _Variant, dtype: np.dtype, device_id: int
 ) -> _Kernel:
     """Return the kernel of `step_rows.cu`."""
     kernel = get_direct_kernel(
@@ -312,24 +397,24 @@ def _get_stepping_kernel(
         _ROW_UPDATE,
         device_id,
         cut.shared_nbytes,
-        **step_rows_macros(cut, method, is_group_lasso, dtype),
+        **step_rows_macros(cut, variant.method, variant.is_group_lasso, dtype, variant.has_levels),
     )
     step = cut.group_rows * cut.num_groups
     choose = functools.partial(tuning.choose_rows_per_block, step=step)
     return _Kernel(kernel, cut.block_size, choose)
 
 
-def _get_wide_kernel(
-    method: Method, is_group_lasso: bool, dtype: np.dtype, device_id: int
-) -> _Kernel:
-    """Return the kernel of `wide_rows.cu`."""
+def _get_wide_kernel(variant: _Variant, dtype: np.dtype, device_id: int) -> _Kernel:
+    """Return the kernel of `wide_rows.cu`, for a variant without levels."""
     kernel = get_direct_kernel(
         "wide_rows.cu",
         "wide_rows",
         _ROW_UPDATE,
         device_id,
-        **wide_rows_macros(method, is_group_lasso, dtype),
+        **wide_rows_macros(variant.method, variant.is_group_lasso, dtype),
     )
-    workspace_rows = 0 if method is Method.HALS else 2 * tuning.WIDE_ROWS * tuning.WIDE_WARPS
+    workspace_rows = (
+        0 if variant.method is Method.HALS else 2 * tuning.WIDE_ROWS * tuning.WIDE_WARPS
+    )
     block_size = 32 * tuning.WIDE_WARPS
     return _Kernel(kernel, block_size, tuning.choose_wide_rows_per_block, workspace_rows)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...base.array_modules import GpuArray as Array
 from ...format.packing import RecordFormat, round_up
-from .tuning import RankCut
+from .tuning import MAX_ROW_STEPS, RankCut
 
 #: Records and entries move in pieces of 8 or 16 bytes.
 _PIECE_NBYTES = 8
@@ -64,6 +64,8 @@ ROW_UPDATE = np.dtype(
         ("rows_per_block", np.int32),
         ("num_steps", np.int32),
         ("num_again", np.uint64),
+        ("levels", np.float64, MAX_ROW_STEPS),
+        ("block_peaks", np.uint64),
     ],
     align=True,
 )

@@ -454,12 +454,16 @@ class StepCut:
 #: registers are enough for. Not timed; no register spills on 8.0, 9.0 and 10.0.
 _STEP_WARPS = 4
 _MAX_STEP_WARPS = 16
-_FEW_STEP_WARPS = 8  # with norms of rows, or with 32 rows of float64
+_FEW_STEP_WARPS = 8  # with norms of rows, with 32 rows of float64, or with peaks of float64
 
 
 @functools.cache
-def cut_steps(rank: int, itemsize: int, *, has_norms: bool) -> StepCut:
-    """Choose the cut for a rank up to `MAX_TALL_RANK`, with or without norms of rows.
+def cut_steps(
+    rank: int, itemsize: int, *, has_norms: bool = False, has_levels: bool = False
+) -> StepCut:
+    """Choose the cut for a rank up to `MAX_TALL_RANK`.
+
+    It is with or without norms of rows, and with or without peaks of steps that may have levels.
 
     >>> cut = cut_steps(32, 4, has_norms=False)
     >>> cut.num_groups, cut.min_blocks
@@ -469,10 +473,13 @@ def cut_steps(rank: int, itemsize: int, *, has_norms: bool) -> StepCut:
     num_strips = tall.width // 16
     num_groups = max(1, _STEP_WARPS // num_strips)
     num_warps = num_strips * num_groups
-    needs_registers = has_norms or itemsize * tall.group_rows > 128
+    has_many_numbers = itemsize * tall.group_rows > 128
+    has_wide_peaks = has_levels and itemsize == 8
+    needs_registers = has_norms or has_many_numbers or has_wide_peaks
     most_warps = _FEW_STEP_WARPS if needs_registers else _MAX_STEP_WARPS
     # Two turns of rows, of which each is padded by 4, and a sum of squares for each strip of a row.
     row_numbers = 2 * (tall.width + 4) + num_strips
+    num_peaks = num_groups * MAX_ROW_STEPS * tall.width if has_levels else 0
     return StepCut(
         width=tall.width,
         num_groups=num_groups,
@@ -482,6 +489,7 @@ def cut_steps(rank: int, itemsize: int, *, has_norms: bool) -> StepCut:
             8 * tall.width * (tall.width + 4)
             + num_groups * tall.group_rows * row_numbers * itemsize
             + num_warps * _WARP_MEASURES_NBYTES
+            + num_peaks * itemsize
         ),
         block_size=32 * num_warps,
     )

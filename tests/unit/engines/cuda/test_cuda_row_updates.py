@@ -1,6 +1,7 @@
 """Updates of rows on a GPU, emulated: the kernels and the arguments that Python gives them."""
 
 import importlib
+import math
 import sys
 import types
 from functools import partial
@@ -16,11 +17,13 @@ from row_rule_statements import (
     count_exact_steps,
     draw_integers,
     draw_problem,
+    find_bound,
 )
 from row_rule_statements import update_rows as state_update
 
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import tuning
+from tensorly_flycoo.engines.levelled_steps import step_by_arrays
 from tensorly_flycoo.engines.row_rules import Method, Operator, RowRule
 from tensorly_flycoo.loop.row_updates import changes_nothing, run_steps, stops_after
 
@@ -66,6 +69,10 @@ class Cupy(types.ModuleType):
     """The functions of CuPy that `row_updates` uses; what is not written is nan."""
 
     ndarray = DeviceArray
+    full_like = staticmethod(np.full_like)
+    isnan = staticmethod(np.isnan)
+    square = staticmethod(np.square)
+    where = staticmethod(np.where)
 
     def __init__(self, name):
         super().__init__(name)
@@ -82,6 +89,9 @@ class Cupy(types.ModuleType):
         array = np.empty(shape, dtype)
         array.reshape(-1).view(np.uint8).fill(255)
         return array.view(DeviceArray)
+
+    def full(self, shape, number):
+        return np.full(shape, number).view(DeviceArray)
 
     def ascontiguousarray(self, array):
         return np.ascontiguousarray(array).view(DeviceArray)
@@ -308,3 +318,100 @@ def test_reports_are_used_again_after_they_were_read(row_updates):
     assert len(row_updates._free_reports[0]) == 2
     row_updates.update_rows_until(*arguments)
     assert len(row_updates._free_reports[0]) == 1
+
+
+def levelled(*levels):
+    """Return a rule with a level of each step, or nan."""
+    return RowRule(Method.ADMM, Operator.NON_NEGATIVE, levels=levels)
+
+
+def update_and_find_peaks(row_updates, rule, inputs):
+    """Return what `step_by_arrays` does, of the kernels; and that, in float64; the inputs stay."""
+    targets, rows, dual, penalty, matrix = inputs
+    before = [array.copy() for array in inputs]
+    peaks = row_updates.find_peaks(rule, targets, rows, dual, penalty, matrix)
+    arguments = (rule, targets, rows, dual, len(rule.levels), penalty, matrix)
+    found = row_updates.update_rows(*arguments)
+    for array, copy in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    exact = [np.array(array, np.float64) for array in inputs]
+    targets, rows, dual, penalty, matrix = exact
+    expected = step_by_arrays(rule, targets, rows, dual, len(rule.levels), penalty, matrix)
+    return (*found, peaks), expected
+
+
+@pytest.mark.parametrize("levels", [(-2.0, math.nan), (math.nan, -3.0), (-1.0, -2.0)], ids=str)
+@pytest.mark.parametrize(
+    ("num_rows", "rank", "dtype"),
+    [
+        (131, 1, np.float32),
+        (131, 5, np.float64),
+        (64, 16, np.float32),
+        (1001, 5, np.float32),
+        (131, 33, np.float32),
+        (70, 33, np.float64),
+        pytest.param(131, 100, np.float32, marks=pytest.mark.slow),
+        pytest.param(131, 100, np.float64, marks=pytest.mark.slow),
+    ],
+)
+def test_levels_of_small_integers(row_updates, num_rows, rank, dtype, levels, monkeypatch):
+    """Exactly; what pads rows and columns counts for nothing."""
+    monkeypatch.setattr(tuning, "choose_rows_per_block", lambda _, step=128: 3 * step)
+    rule = levelled(*levels)
+    inputs = draw(rule, num_rows, rank, dtype)
+    (*found, peaks), (*expected, expected_peaks) = update_and_find_peaks(row_updates, rule, inputs)
+    check_integers(rule, found, expected, dtype)
+    assert peaks.dtype == np.float64
+    np.testing.assert_array_equal(peaks, expected_peaks)
+
+
+@pytest.mark.parametrize(
+    ("rank", "dtype"),
+    [
+        (5, np.float32),
+        (16, np.float64),
+        pytest.param(33, np.float32, marks=pytest.mark.slow),
+        pytest.param(100, np.float64, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("num_steps", [6, tuning.MAX_ROW_STEPS + 3])
+def test_levels_of_real_numbers(row_updates, rank, dtype, num_steps):
+    """Also of more steps than a launch takes."""
+    targets, rows, dual, gram = draw_problem(140, rank, dtype)
+    matrix = np.linalg.inv(gram + np.eye(rank))
+    arrays = (targets - dtype(3), rows, dual, np.array(1.0), matrix)
+    inputs = [array.view(DeviceArray) for array in arrays]
+    levels = [math.nan, -0.5, -0.25, math.nan, -1.5, math.nan, -2.0]
+    rule = levelled(*(levels * 3)[:num_steps])
+    found, expected = update_and_find_peaks(row_updates, rule, inputs)
+    *pairs, measured, peaks = zip(found, expected, strict=True)
+    size = max(abs(array).max() for array in (inputs[0], dual, *expected[:2]))
+    bound = find_bound(num_steps, rank, dtype, size)
+    for result, other in [*pairs, peaks]:
+        assert np.abs(result - other).max() <= bound
+    roots = np.sqrt(measured[0]) - np.sqrt(measured[1])
+    assert np.abs(roots).max() <= 3 * bound * math.sqrt(rows.size)
+
+
+def test_peaks_of_nan_and_of_no_rows(row_updates):
+    rule = levelled(math.nan, -1.0)
+    targets, *rest = draw(rule, 40, 5, np.float32)
+    targets[7, 2] = np.nan
+    (*_, peaks), _ = update_and_find_peaks(row_updates, rule, [targets, *rest])
+    assert np.isnan(peaks).all()
+    (*_, measures, peaks), _ = update_and_find_peaks(
+        row_updates, rule, draw(rule, 0, 5, np.float32)
+    )
+    assert np.isneginf(peaks).all()
+    assert not measures.any()
+
+
+@pytest.mark.parametrize(("rank", "room"), [(129, ROOM), (5, 0)])
+def test_levels_where_no_kernel_has_them(row_updates, rank, room):
+    """Of a high rank, or on a GPU with little shared memory."""
+    row_updates.tall.find_room = lambda device_id: room
+    rule = levelled(-2.0, math.nan)
+    inputs = draw(rule, 40, rank, np.float32)
+    (*found, peaks), (*expected, expected_peaks) = update_and_find_peaks(row_updates, rule, inputs)
+    check_integers(rule, found, expected, np.float32)
+    np.testing.assert_array_equal(peaks, expected_peaks)

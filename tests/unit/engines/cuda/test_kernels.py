@@ -344,6 +344,9 @@ def test_kernels_that_update_rows_compile(rank, architecture):
             step_cut = tuning.cut_steps(rank, dtype.itemsize, has_norms=is_group_lasso)
             macros = step_rows_macros(step_cut, method, is_group_lasso, dtype)
             jobs.append(("step_rows.cu", macros))
+        levelled_cut = tuning.cut_steps(rank, dtype.itemsize, has_levels=True)
+        macros = step_rows_macros(levelled_cut, Method.ADMM, False, dtype, has_levels=True)
+        jobs.append(("step_rows.cu", macros))
         for method, is_group_lasso in [*RULES, (Method.HALS, False)]:
             jobs.append(("wide_rows.cu", wide_rows_macros(method, is_group_lasso, dtype)))
     compile_all([(file, architecture, macros) for file, macros in jobs])

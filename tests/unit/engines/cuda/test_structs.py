@@ -144,7 +144,8 @@ def test_the_members_of_a_product():
 
 def test_the_members_of_an_update_of_rows():
     """`row_updates` packs them in this order."""
-    check_members(structs.ROW_UPDATE, "Q" * 9 + "q" * 4 + "d" * 4 + "i" * 4 + "Q")
+    kinds = [*"Q" * 9, *"q" * 4, *"d" * 4, *"i" * 4, "Q", f"{tuning.MAX_ROW_STEPS}d", "Q"]
+    check_members(structs.ROW_UPDATE, kinds)
 
 
 def test_the_members_of_the_measures_of_steps():
@@ -153,7 +154,7 @@ def test_the_members_of_the_measures_of_steps():
 
 def check_members(dtype, kinds):
     assert [dtype[n] for n in range(len(dtype))] == [np.dtype(kind) for kind in kinds]
-    assert dtype.itemsize == struct.calcsize(kinds)
+    assert dtype.itemsize == struct.calcsize("".join(kinds))
 
 
 def test_the_members_of_a_narrow_copy():

@@ -11,7 +11,7 @@ __device__ constexpr int count_measures(int method)
 }
 
 // The arguments of a kernel that updates rows. Members that a method has no use for are 0.
-template <typename Value>
+template <typename Value, int MaxSteps>
 struct RowUpdate {
     const Value* targets;  // (num_rows, rank), rows `target_stride` numbers apart; and so on
     const Value* rows;
@@ -37,6 +37,10 @@ struct RowUpdate {
     // How many steps of an earlier launch to take again, from the same inputs; or null. It has been
     // found meanwhile, by `add_measures.cu`.
     const int* num_again;
+    // For `step_rows.cu` with HAS_LEVELS: the level of each step, or nan; and the peaks of each
+    // block, (num_steps, rank), or null.
+    double levels[MaxSteps];
+    Value* block_peaks;
 
     // Returns how many steps to take: none if those of the earlier launch were not too many.
     __device__ __forceinline__ int count_steps() const
@@ -51,7 +55,8 @@ template <typename Value>
 struct Operator {
     Value low, high, scale, strength;
 
-    __device__ __forceinline__ explicit Operator(const RowUpdate<Value>& update)
+    template <int MaxSteps>
+    __device__ __forceinline__ explicit Operator(const RowUpdate<Value, MaxSteps>& update)
         : low(update.low), high(update.high), scale(update.scale), strength(update.strength)
     {
     }
@@ -75,20 +80,27 @@ __device__ __forceinline__ void add_square(Value& sum, Value number)
     sum += number * number;
 }
 
-// Ends a step of ADMM for one number x and its dual d; `solved` is y. Adds to the squares of x' - y,
-// of x', of x' - x and of the new d.
+// Ends a step of ADMM for one number x, which becomes `updated`, and its dual d; `solved` is y. Adds
+// to the squares of x' - y, of x', of x' - x and of the new d.
 template <typename Value>
-__device__ __forceinline__ void split(const Operator<Value>& prox, Value row_scale, Value solved,
-                                      Value& x, Value& d, Value (&squares)[4])
+__device__ __forceinline__ void replace(Value updated, Value solved, Value& x, Value& d,
+                                        Value (&squares)[4])
 {
     const Value point = solved - d;
-    const Value updated = prox.apply(point, row_scale);
     d = updated - point;
     add_square(squares[0], updated - solved);
     add_square(squares[1], updated);
     add_square(squares[2], updated - x);
     add_square(squares[3], d);
     x = updated;
+}
+
+// The same with the result of an operator.
+template <typename Value>
+__device__ __forceinline__ void split(const Operator<Value>& prox, Value row_scale, Value solved,
+                                      Value& x, Value& d, Value (&squares)[4])
+{
+    replace(prox.apply(solved - d, row_scale), solved, x, d, squares);
 }
 
 // A step of MULTIPLY for one number: `product` is that of its row and the Gram matrix.

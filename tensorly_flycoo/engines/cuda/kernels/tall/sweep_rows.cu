@@ -29,7 +29,7 @@
 #include "row_rules.cuh"
 #include "sums.cuh"
 
-using OwnUpdate = RowUpdate<VALUE>;
+using OwnUpdate = RowUpdate<VALUE, MAX_STEPS>;
 CHECK_LAYOUT(OwnUpdate, ROW_UPDATE_LAYOUT)
 
 constexpr int load_columns = 16 / sizeof(VALUE);

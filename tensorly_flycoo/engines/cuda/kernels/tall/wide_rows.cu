@@ -23,7 +23,7 @@
 #include "row_rules.cuh"
 #include "sums.cuh"
 
-using OwnUpdate = RowUpdate<VALUE>;
+using OwnUpdate = RowUpdate<VALUE, MAX_STEPS>;
 CHECK_LAYOUT(OwnUpdate, ROW_UPDATE_LAYOUT)
 
 constexpr int num_measures = count_measures(METHOD);
