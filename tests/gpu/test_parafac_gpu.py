@@ -167,7 +167,11 @@ def test_an_mttkrp_that_is_launched_early_is_the_same(options, dtype, monkeypatc
         look_ahead(self, factors)
         num_early.append(len(launched) - num_before)
 
-    monkeypatch.setattr(whole_tensor, "multiply", lambda *own: launched.append(1) or multiply(*own))
+    def multiply_and_count(*arguments, **options):
+        launched.append(1)
+        return multiply(*arguments, **options)
+
+    monkeypatch.setattr(whole_tensor, "multiply", multiply_and_count)
     monkeypatch.setattr(WholeTensor, "look_ahead", look)
     found, errors = decompose(x, True, **options)
     assert num_early == [int(n < NUM_ITERATIONS) for n in range(1, len(errors) + 1)]
