@@ -17,7 +17,6 @@ from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
 from .entries import PieceEntries
-from .levelled_steps import step_by_arrays
 from .narrow_rows import NarrowRows
 from .row_rules import ReadMeasures, RowRule
 
@@ -272,6 +271,7 @@ class Engine(Primitives, ABC):
         """
         return None
 
+    @abstractmethod
     def find_peaks(
         self,
         rule: RowRule,
@@ -286,8 +286,6 @@ class Engine(Primitives, ABC):
         They are float64, on the engine's device; all of a step are nan if one is, and -inf without
         rows. The arguments are those of `update_rows`, of ADMM with a level for each step, or nan.
         """
-        *_, peaks = step_by_arrays(rule, targets, rows, dual, len(rule.levels), penalty, matrix)
-        return peaks
 
     def invert_penalized(self, gram: Array) -> tuple[Array, Array]:
         """Return the inverse of ``gram + p * I``, float64 (R, R), and p, float64 (), for ADMM.

@@ -4,6 +4,10 @@ A launch takes some steps of all rows, and each of its blocks measures them. A s
 what the blocks measured. If the GPU is to decide how many steps are enough, that launch finds out,
 and a third one takes so many again, or returns at once if none was in vain: the host waits for
 nothing.
+
+Where steps of non-negative ADMM may have levels, another variant of a kernel takes them. It can
+also find the peaks of each block, of which array functions find those of all rows. Where a rank has
+no such variant, array functions take these steps.
 """
 
 import functools
@@ -247,7 +251,7 @@ class _Steps:
         )
 
     def find_peaks(self) -> Array:
-        """Return the largest element of each column before each step projects it, but for nan."""
+        """Return the peaks of all rows, (num_steps, R), as if no number was nan."""
         assert self._block_peaks is not None
         return self._block_peaks.max(axis=0)
 
