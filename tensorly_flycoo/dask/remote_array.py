@@ -301,6 +301,8 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     tall.qr: _factorise,
     row_shards.update_block: _update_rows,
     row_shards.find_block_peaks: _find_peaks,
+    row_shards.find_block_scales: lambda block: ((block.shape[1],), block.dtype),
+    row_shards.round_block: lambda block, scales: (block.shape, block.dtype),
     array_admm.step_shard: _step_rows,
 }
 

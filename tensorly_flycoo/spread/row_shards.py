@@ -455,18 +455,18 @@ def solve_block(rows: Array, matrix: Array) -> Array:
 
 def round_rows(x: RowShards) -> RowShards:
     """Round to numbers that fit narrow rows; see `Engine.round_rows`."""
-    scales_of_blocks = x.sharding.devices.collect(x.apply(_find_block_scales))
+    scales_of_blocks = x.sharding.devices.collect(x.apply(find_block_scales))
     scales = reduce(np.maximum, scales_of_blocks)
-    return RowShards(x.apply(_round_block, matrix=scales), x.sharding)
+    return RowShards(x.apply(round_block, matrix=scales), x.sharding)
 
 
 @remote_aware
-def _find_block_scales(block: Array) -> Array:
+def find_block_scales(block: Array) -> Array:
     return engine_of(block).find_scales(block)
 
 
 @remote_aware
-def _round_block(block: Array, scales: Array) -> Array:
+def round_block(block: Array, scales: Array) -> Array:
     rounded = block.copy()
     engine_of(block).round_rows(rounded, scales)
     return rounded

@@ -24,9 +24,10 @@ from tensorly_flycoo import (
     fold_in,
     mttkrp,
     observed_parafac,
+    set_precision,
 )
 from tensorly_flycoo.decomposition import generalized_parafac
-from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.engines.cpu.engine import CPU, CpuEngine
 from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.ops.mttkrp import mttkrps
 from tensorly_flycoo.spread.row_shards import RowShards
@@ -382,3 +383,29 @@ def test_values_far_from_one(x, name, monkeypatch):
         np.testing.assert_allclose(errors, expected, rtol=1e-8)
         _, more = decompose(far, RANK, init=model, **options)
     assert more[-1] < errors[-1]
+
+
+@pytest.mark.parametrize("linesearch", [False, "nesterov"])
+def test_mixed_precision_has_the_same_bits_on_all_devices(x, linesearch, monkeypatch):
+    """Scales are those of whole columns, wherever their rows are."""
+    monkeypatch.setattr(CpuEngine, "narrow_pays", lambda *arguments: True)
+    options = {"init": "random", "random_state": 0, "n_iter_max": 8, "tol": 0}
+    results = set()
+    rounded = []
+    round_rows = CPU.round_rows
+
+    def count_and_round(factor, scales):
+        rounded.append(len(factor))
+        return round_rows(factor, scales)
+
+    monkeypatch.setattr(CpuEngine, "round_rows", staticmethod(count_and_round))
+    for count in COUNTS:
+        spread_x = spread(x, count, monkeypatch)
+        with tl.backend_context("flycoo"), set_precision("mixed"):
+            model, errors = decomposition.parafac(
+                spread_x, RANK, linesearch=linesearch, return_errors=True, **options
+            )
+            arrays = [tl.to_numpy(factor) for factor in model.factors]
+        results.add((*[array.tobytes() for array in arrays], *map(float, errors)))
+    assert len(results) == 1
+    assert rounded

@@ -26,6 +26,7 @@ from tensorly_flycoo import (
     save,
     save_slabs,
     select_rank,
+    set_precision,
     stats,
     uncertainty,
 )
@@ -33,7 +34,7 @@ from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import ClusterTensor
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask.cluster import Cluster
-from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.engines.cpu.engine import CPU, CpuEngine
 from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.loop.initial_guess import spread_factors
@@ -142,6 +143,21 @@ def test_loops(tensors, folder, name, options, monkeypatch):
             is_ours = {"smoothness", "prox"} & options.keys()  # TensorLy's have no such option
             home = decomposition if is_ours else tl.decomposition
             found, errors = getattr(home, name)(x, RANK, **options)
+            return [float(e) for e in errors], [tl.to_numpy(f).tobytes() for f in found.factors]
+
+    expected = decompose(open_here(folder, monkeypatch))
+    for x in tensors:
+        assert decompose(x) == expected
+
+
+def test_mixed_precision(tensors, folder, monkeypatch):
+    """Workers round factors to the bits of one process."""
+    monkeypatch.setattr(CpuEngine, "narrow_pays", lambda *arguments: True)
+
+    def decompose(x):
+        options = {"init": draw_start(), "n_iter_max": 4, "tol": 0, "return_errors": True}
+        with tl.backend_context("flycoo"), set_precision("mixed"):
+            found, errors = decomposition.parafac(x, RANK, **options)
             return [float(e) for e in errors], [tl.to_numpy(f).tobytes() for f in found.factors]
 
     expected = decompose(open_here(folder, monkeypatch))
