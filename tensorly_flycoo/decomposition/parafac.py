@@ -337,8 +337,8 @@ def _run_own_loop(
 
     # What an iteration does.
     data = WholeTensor(x) if missing is None else ImputedTensor(missing)
-    if isinstance(data, WholeTensor):
-        data.narrow = narrow
+    if isinstance(data, WholeTensor) and narrow is not None:
+        _prepare_rounding(data, narrow, options)
     search = None
     if options.linesearch and not options.is_accelerated:
         search = LineSearch(options.verbose)
@@ -381,6 +381,15 @@ def _run_own_loop(
         finish=finish,
         clean_up=sweep.factor_solver.end_iteration,
     ).iterate()
+
+
+def _prepare_rounding(data: WholeTensor, narrow: NarrowFactors, options: _Options) -> None:
+    """Let a run that rounds know and look ahead as much as TensorLy's loop."""
+    data.narrow = narrow
+    data.memory.factors_may_change = not only_reads(options.callback)
+    data.memory.has_unit_weights = not options.normalize_factors
+    if not options.is_accelerated:  # momentum may move factors before the next iteration
+        data.num_left = options.n_iter_max
 
 
 def _choose_solver(

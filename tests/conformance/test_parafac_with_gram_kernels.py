@@ -11,7 +11,8 @@ import sparse
 import tensorly as tl
 from gram_kernels import draw, stand_in_kernels
 
-from tensorly_flycoo import FlycooTensor, Progress
+from tensorly_flycoo import FlycooTensor, Progress, decomposition, set_precision
+from tensorly_flycoo.engines.cpu.engine import CpuEngine
 from tensorly_flycoo.loop import gram_products, whole_tensor
 from tensorly_flycoo.loop.gram_products import GramProduct
 from tensorly_flycoo.loop.whole_tensor import WholeTensor
@@ -95,6 +96,19 @@ def launches(kernels, memories, monkeypatch):
 def test_a_gpu_goes_on_while_the_host_waits_for_an_error(launches, options, expected):
     """The next iteration's first MTTKRP is launched, unless factors may change before it."""
     decompose(**{"n_iter_max": 3} | options)
+    assert launches == expected
+
+
+@pytest.mark.parametrize("linesearch", [False, "nesterov"])
+def test_a_run_in_mixed_precision_goes_on_as_well(launches, linesearch, monkeypatch):
+    """But not with momentum, which may move factors."""
+    monkeypatch.setattr(CpuEngine, "narrow_pays", lambda *arguments: True)
+    options = {"init": "random", "random_state": 0, "n_iter_max": 3, "tol": 0}
+    with tl.backend_context("flycoo"), set_precision("mixed"):
+        decomposition.parafac(draw_tensor(), 3, linesearch=linesearch, **options)
+    expected = [0, 1, 2, 0, "wait", 1, 2, 0, "wait", 1, 2, "wait"]
+    if linesearch:
+        expected = [0, 1, 2, "wait"] * 3
     assert launches == expected
 
 
