@@ -165,22 +165,34 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(cpu, "BUCKET_SIZE", 64)
 
 
+#: Each case compiles a kernel, so that most are slow.
+FAST_NDIMS = [("float64", "remap", 1), ("float64", "remap", 3), ("float32", "replicated", 4)]
 EVERY_NDIM = [
-    *[("float64", "remap", ndim) for ndim in (1, 2, 3, 4)],
-    *[("float32", "replicated", ndim) for ndim in (1, 2, 3, 5)],
-    *[pytest.param("float32", "indexed", ndim, marks=pytest.mark.slow) for ndim in range(1, 7)],
-    *[pytest.param("float64", "replicated", ndim, marks=pytest.mark.slow) for ndim in range(1, 7)],
+    *FAST_NDIMS,
+    *[
+        pytest.param(dtype, layout, ndim, marks=pytest.mark.slow)
+        for dtype in ("float32", "float64")
+        for layout in LAYOUTS
+        for ndim in range(1, 7)
+        if (dtype, layout, ndim) not in FAST_NDIMS
+    ],
 ]
 
 #: The rank 70 is computed in steps, of which two overlap.
+FAST_RANKS = [
+    ("float64", "remap", 3),
+    ("float64", "remap", 16),
+    ("float32", "remap", 70),
+    ("float32", "indexed", 33),
+]
 EVERY_RANK = [
-    *[(dtype, "remap", rank) for dtype in DTYPES for rank in (1, 3, 16, 70)],
-    *[(dtype, "indexed", 33) for dtype in DTYPES],
+    *FAST_RANKS,
     *[
         pytest.param(dtype, layout, rank, marks=pytest.mark.slow)
-        for dtype in DTYPES
+        for dtype in ("float32", "float64")
         for layout in LAYOUTS
-        for rank in (2, 7, 10, 25, 32, 35, 64, 100)
+        for rank in (1, 2, 3, 7, 10, 16, 25, 32, 33, 35, 64, 70, 100)
+        if (dtype, layout, rank) not in FAST_RANKS
     ],
 ]
 
