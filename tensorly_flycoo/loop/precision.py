@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, final
 from ..base.array_modules import Array
 from ..base.checks import check_choice
 from ..engines.narrow_rows import NARROW_FORMATS, NarrowRows
-from ..format.groups import choose_groups
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.tensor import FlycooTensor
@@ -181,7 +180,7 @@ def narrow_factors(
 
 def _pays(x: FlycooTensor, rank: int) -> bool:
     """Return whether a run gains by rounding; nothing reads narrow rows of modes in groups."""
-    are_apart = len(choose_groups(x.shape, x.nnz)) == x.ndim
+    are_apart = len(x._layout.groups) == x.ndim
     return are_apart and x._engine.narrow_pays(x.shape, x.nnz, rank, x.dtype)
 
 

@@ -294,9 +294,9 @@ def test_rows_that_are_read_ahead_need_no_blocks(small_cache, dtype, rank, reads
             (12_092, 9_184, 28_818), 7_687_942, 16, "float32", True, id="a tenth of nell-2"
         ),
         pytest.param((12_092, 9_184, 28_818), 7_687_942, 35, "float32", False, id="widened twice"),
-        pytest.param((200_000, 100_000, 5_000), 2_000_000, 16, "float64", True, id="flat"),
-        pytest.param((200_000, 100_000, 5_000), 500_000, 16, "float64", False, id="few reads"),
-        pytest.param((60_000, 60_000, 60_000), 10**6, 16, "float64", True, id="whole lines"),
+        pytest.param((200_000, 100_000, 5_000), 4_000_000, 16, "float64", True, id="flat"),
+        pytest.param((200_000, 100_000, 5_000), 2_000_000, 16, "float64", False, id="few reads"),
+        pytest.param((60_000, 60_000, 60_000), 2 * 10**6, 16, "float64", True, id="a cube"),
         pytest.param((60_000, 60_000, 60_000), 10**6, 7, "float64", False, id="short rows"),
         pytest.param((183, 24, 1_140, 1_717), 3_309_490, 64, "float64", False, id="small factors"),
         pytest.param((3, 20_000, 365), 10**6, 64, "float64", False, id="read in order"),
