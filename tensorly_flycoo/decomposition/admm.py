@@ -108,7 +108,6 @@ class Admm:
         """Return the factor after some steps from the last one."""
         inverse, penalty = engine_of(gram).invert_penalized(gram)
         constraint = self._constraints[mode]
-        take_whole = partial(step_whole, constraint.project, product, penalty, inverse)
         if constraint.operator is not None:
             rule = RowRule(Method.ADMM, constraint.operator, constraint.strength)
             if constraint.operator is Operator.NON_NEGATIVE and not self._is_provisional:
@@ -124,6 +123,7 @@ class Admm:
             take_blocks = partial(step_blocks, constraint.project, product, penalty, inverse)
             updated = self._run(take_blocks, factor, mode)
         else:
+            take_whole = partial(step_whole, constraint.project, product, penalty, inverse)
             # Step by step: an operator that sees all rows need not be called in vain.
             updated = self._run(take_whole, factor, mode, batch_size=1)
         self._duals[mode] = updated.dual

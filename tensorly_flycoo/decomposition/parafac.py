@@ -293,7 +293,7 @@ def _check_resumable(linesearch: bool | str, orthogonalise: bool | int, mask: Ma
 def _narrow_factors(
     x: FlycooTensor, strengths: list[float], options: _Options
 ) -> NarrowFactors | None:
-    """Return what narrows factors in mixed precision; None where a run cannot round them."""
+    """Return the narrow factors of a run in mixed precision; None where it cannot round them."""
     # Bro's line search and fixed modes have factors that nobody rounds; smooth ones stay smooth.
     if options.linesearch is True or options.fixed_modes or any(strengths):
         return None
@@ -351,7 +351,6 @@ def _run_own_loop(
         l2_reg=options.l2_reg,
         orthogonalise=options.orthogonalise,
         search=search,
-        narrow=narrow,
     )
     accelerator = _make_accelerator(sweep, options.linesearch, options.init)
 

@@ -16,7 +16,6 @@ from .alternating import CpSweep, measure_updated
 from .cp_model import multiply_grams
 from .line_search import LineSearch
 from .masks import ImputedTensor
-from .precision import NarrowFactors
 from .run import RunModel
 from .smoothness import add_differences, smooth
 from .whole_tensor import WholeTensor
@@ -126,12 +125,11 @@ class LeastSquares(CpSweep):
     l2_reg: float
     orthogonalise: int = 0  # up to this iteration, first make the factors orthonormal
     search: LineSearch | None = None
-    narrow: NarrowFactors | None = None  # in mixed precision
 
     def update(self, iteration: int) -> Any:
         model = self.model
-        if self.narrow is not None:
-            self.narrow.begin(iteration)
+        if self.data.narrow is not None:
+            self.data.narrow.begin(iteration)
         if self.orthogonalise and iteration <= self.orthogonalise:
             self._orthogonalise()
         before = [] if self.search is None else list(model.factors)
@@ -152,8 +150,8 @@ class LeastSquares(CpSweep):
 
     def end_rounding(self) -> None:
         """Round nothing from here on."""
-        if self.narrow is not None:
-            self.narrow.turn()
+        if self.data.narrow is not None:
+            self.data.narrow.turn()
 
     def _orthogonalise(self) -> None:
         """Make the columns of each factor with enough rows orthonormal."""

@@ -373,6 +373,7 @@ class ImputedTensor:
     """
 
     residual: Array
+    narrow = None  # no run with missing entries rounds, as one of a `WholeTensor` may
 
     def __init__(self, missing: MissingEntries) -> None:
         self.missing = missing
@@ -389,7 +390,7 @@ class ImputedTensor:
         return self.missing.add_mttkrp(observed, self.values, factors, mode, weights)
 
     def round_factor(self, factor: Array, mode: int) -> Array:
-        """Return a factor as it is: no run with missing entries rounds."""
+        """Return a factor as it is."""
         return factor
 
     def measure(

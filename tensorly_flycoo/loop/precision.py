@@ -76,9 +76,10 @@ def set_precision(precision: str) -> PrecisionChoice:
     -----
     Factors of a float64 tensor are rounded to float32, those of a float32 tensor to 16-bit fixed
     point with a scale for each column. docs/accuracy.md says what that changes. The choice applies
-    to all threads, and to `parafac` without a mask, with any `linesearch` but True; other
-    decompositions ignore it. Nothing is rounded where it would not pay: where most factors fit a
-    cache, or the tensor has few nonzeros for each row.
+    to all threads, and to `parafac` without a mask, `fixed_modes` or `smoothness` and with any
+    `linesearch` but True; other decompositions ignore it. Nothing is rounded where it would not
+    pay: where most factors fit a cache, modes are in groups, or the tensor has few nonzeros for
+    each row.
 
     Results have the same bits in every run and layout, for any number of threads and devices.
 
@@ -169,7 +170,7 @@ def narrow_factors(
     tol: float,
     factors_may_change: bool = False,
 ) -> NarrowFactors | None:
-    """Return what narrows the factors of a run; None where narrow rows do not pay, or rounding.
+    """Return the narrow factors of a run; None where narrow rows do not pay, or rounding.
 
     With a single iteration, that is the last one.
     """

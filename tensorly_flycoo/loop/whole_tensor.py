@@ -88,10 +88,16 @@ class WholeTensor(LazyArray):
             narrow = self.narrow.find(factors, skip=mode)
         return multiply(x._layout, x._engine, factors, mode, self.last_pass, weights, narrow=narrow)
 
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the run rounds its factors, so that MTTKRP reads half the bytes."""
+        return self.narrow is not None and self.narrow.is_rounding
+
     def round_factor(self, factor: Any, mode: int) -> Any:
         """Round a factor that was updated, maybe in place, if the run rounds; return it."""
-        if self.narrow is None or not self.narrow.is_rounding:
+        if not self.is_rounding:
             return factor
+        assert self.narrow is not None
         rounded = self.narrow.round(factor, mode)
         self.memory.forget(rounded)
         return rounded

@@ -112,11 +112,6 @@ class Batch:
     def rank(self) -> int:
         return self.stacks[0].shape[2]
 
-    @property
-    def is_rounding(self) -> bool:
-        """Whether factors are rounded, so that MTTKRP reads half the bytes."""
-        return self.data.narrow is not None and self.data.narrow.is_rounding
-
     def take(self, place: int) -> CPTensor:
         """Return a copy of one model."""
         return make_cp_tensor(None, [stack[place].copy() for stack in self.stacks])
@@ -169,7 +164,7 @@ class Batch:
         """Replace the factors of a mode, and the arrays computed from them."""
         counted = stack * self.weights[mode] if mode in self.weights else stack
         columns = _lay_out(counted)
-        if self.is_rounding:
+        if self.data.is_rounding:
             columns = self.data.round_factor(columns, mode)
             stack = counted = _take_apart(columns, len(stack))
         gram = _multiply_transposed(stack, counted)
