@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
-from gram_kernels import draw, stand_in_kernels
+from gram_kernels import draw, list_launches, stand_in_kernels
 
 from tensorly_flycoo import FlycooTensor, Progress, decomposition, set_precision
 from tensorly_flycoo.engines.cpu.engine import CpuEngine
-from tensorly_flycoo.loop import gram_products, whole_tensor
+from tensorly_flycoo.loop import gram_products
 from tensorly_flycoo.loop.gram_products import GramProduct
 from tensorly_flycoo.loop.whole_tensor import WholeTensor
 
@@ -66,20 +66,7 @@ def test_parafac_has_the_same_errors(request, options):
 @pytest.fixture
 def launches(kernels, memories, monkeypatch):
     """List the modes whose MTTKRPs are launched, and "wait" where the host waits for an error."""
-    listed, multiply, fit = [], whole_tensor.multiply, kernels.compute_fit
-
-    def multiply_and_list(layout, engine, factors, mode, *arguments, **options):
-        listed.append(mode)
-        return multiply(layout, engine, factors, mode, *arguments, **options)
-
-    def fit_and_list(*arguments):
-        error = fit(*arguments)
-        listed.append("wait")
-        return error
-
-    monkeypatch.setattr(whole_tensor, "multiply", multiply_and_list)
-    monkeypatch.setattr(kernels, "compute_fit", fit_and_list)
-    return listed
+    return list_launches(kernels, monkeypatch)
 
 
 @pytest.mark.parametrize(

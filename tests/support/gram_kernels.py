@@ -7,7 +7,7 @@ import types
 import numpy as np
 
 from tensorly_flycoo.backend import arrays
-from tensorly_flycoo.loop import factor_grams, gram_products
+from tensorly_flycoo.loop import factor_grams, gram_products, whole_tensor
 
 
 class Blocks:
@@ -97,3 +97,21 @@ def stand_in_kernels(patch):
 
 def draw(shape, dtype=np.float32, seed=0):
     return np.random.default_rng(seed).random(shape).astype(dtype)
+
+
+def list_launches(kernels, monkeypatch):
+    """List the modes whose MTTKRPs are launched, and "wait" where the host waits for an error."""
+    listed, multiply, fit = [], whole_tensor.multiply, kernels.compute_fit
+
+    def multiply_and_list(layout, engine, factors, mode, *arguments, **options):
+        listed.append(mode)
+        return multiply(layout, engine, factors, mode, *arguments, **options)
+
+    def fit_and_list(*arguments):
+        error = fit(*arguments)
+        listed.append("wait")
+        return error
+
+    monkeypatch.setattr(whole_tensor, "multiply", multiply_and_list)
+    monkeypatch.setattr(kernels, "compute_fit", fit_and_list)
+    return listed

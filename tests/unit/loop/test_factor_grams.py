@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorly as tl
-from gram_kernels import draw, stand_in_kernels
+from gram_kernels import draw, list_launches, stand_in_kernels
 from sparse_problems import community_coo
 
 from tensorly_flycoo import FlycooTensor
@@ -12,7 +12,6 @@ from tensorly_flycoo.decomposition import (
     non_negative_parafac,
     non_negative_parafac_hals,
 )
-from tensorly_flycoo.loop import whole_tensor
 from tensorly_flycoo.loop.cp_model import multiply_grams
 from tensorly_flycoo.loop.factor_grams import FactorGrams
 
@@ -104,19 +103,7 @@ def test_decompositions_have_the_same_errors_and_go_on_while_the_host_waits(
 ):
     expected, expected_errors = decompose(name)
     kernels = request.getfixturevalue("kernels")
-    listed, multiply, fit = [], whole_tensor.multiply, kernels.compute_fit
-
-    def multiply_and_list(layout, engine, factors, mode, *arguments, **options):
-        listed.append(mode)
-        return multiply(layout, engine, factors, mode, *arguments, **options)
-
-    def fit_and_list(*arguments):
-        error = fit(*arguments)
-        listed.append("wait")
-        return error
-
-    monkeypatch.setattr(whole_tensor, "multiply", multiply_and_list)
-    monkeypatch.setattr(kernels, "compute_fit", fit_and_list)
+    listed = list_launches(kernels, monkeypatch)
     found, errors = decompose(name)
     np.testing.assert_allclose(errors, expected_errors, rtol=1e-4)
     for factor, other in zip(found.factors, expected.factors, strict=True):
