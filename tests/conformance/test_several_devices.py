@@ -86,7 +86,7 @@ def test_mttkrp_with_groups(layout, monkeypatch):
         of_shards = mttkrps(x, [RowShards.scatter(*pair) for pair in pairs])
         for mode in range(5):
             found = mttkrp(x, problem.factors, mode)
-            problem.check(found, mode)
+            problem.check(found, mode, x)
             assert together[mode].tobytes() == found.tobytes()
             assert isinstance(of_shards[mode], RowShards)
             assert of_shards[mode].to_numpy().tobytes() == found.tobytes()

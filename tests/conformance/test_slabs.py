@@ -54,7 +54,7 @@ def test_ranks(rank, layout):
     problem = make_problem((20, 3, 25, 4), 300, rank=rank)
     x = problem.tensor(layout=layout, slabs=4)
     for mode in range(4):
-        problem.check(mttkrp(x, problem.factors, mode), mode)
+        problem.check(mttkrp(x, problem.factors, mode), mode, x)
 
 
 @LAYOUTS
@@ -74,7 +74,7 @@ def test_out_may_be_the_factor_of_the_mode(layout):
     x = problem.tensor(layout=layout, slabs=3)
     for mode in range(3):
         factors = [factor.copy() for factor in problem.factors]
-        problem.check(mttkrp(x, factors, mode, out=factors[mode]), mode)
+        problem.check(mttkrp(x, factors, mode, out=factors[mode]), mode, x)
 
 
 @pytest.mark.usual_limits(
@@ -108,7 +108,7 @@ def test_no_nonzero_or_one(nnz, layout):
     x = problem.tensor(layout=layout, slabs=4)
     assert (x.nnz, len(x._layout.slabs)) == (nnz, 1)
     for mode in range(3):
-        problem.check(mttkrp(x, problem.factors, mode), mode)
+        problem.check(mttkrp(x, problem.factors, mode), mode, x)
 
 
 @LAYOUTS
@@ -116,7 +116,7 @@ def test_one_mode(layout):
     problem = make_problem((50,), 60)
     x = problem.tensor(layout=layout, slabs=4)
     assert len(x._layout.slabs) == 4
-    problem.check(mttkrp(x, problem.factors, 0), 0)
+    problem.check(mttkrp(x, problem.factors, 0), 0, x)
 
 
 def test_a_hub_row_is_not_split_and_warns(caplog):
@@ -128,7 +128,7 @@ def test_a_hub_row_is_not_split_and_warns(caplog):
     assert "a row of mode 1, which is not split" in record.getMessage()
     assert 1 < len(x._layout.slabs) < 6
     for mode in range(3):
-        problem.check(mttkrp(x, problem.factors, mode), mode)
+        problem.check(mttkrp(x, problem.factors, mode), mode, x)
 
 
 def test_even_slabs_do_not_warn(caplog):

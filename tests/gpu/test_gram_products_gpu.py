@@ -5,6 +5,7 @@ import itertools
 import cupy
 import numpy as np
 import pytest
+import reference
 import sparse
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
@@ -83,11 +84,13 @@ def test_solving_rows(rank, dtype, num_rows, pad):
     bound = (2 + (dtype is np.float64) * rank) * np.finfo(dtype).eps
     assert (np.abs(y.get() - x @ matrix) <= bound * (np.abs(x) @ np.abs(matrix))).all()
     exact = y.get().astype(float)
-    sizes = np.abs(exact).T @ np.abs(exact)
-    assert (np.abs(grams.sum(axis=0) - exact.T @ exact) <= 1e-12 * sizes).all()
+    gram = reference.product_of_columns(exact, exact)
+    widths = (tall.tuning.choose_rows_per_block(num_rows), tall.tuning.GRAM_SEGMENT)
+    gram_bound = reference.columns_error_bound(exact, exact, np.float64, widths)
+    assert (np.abs(grams.sum(axis=0) - gram) <= gram_bound).all()
     assert abs(inner.sum() - (x * exact).sum()) <= 1e-12 * np.abs(x * exact).sum()
     found = tall.gram_blocks(y).to_array().get().sum(axis=0)
-    assert (np.abs(found - exact.T @ exact) <= 1e-12 * sizes).all()
+    assert (np.abs(found - gram) <= gram_bound).all()
     segment = tall.tuning.GRAM_SEGMENT
     assert len(grams) <= max(segment, -(-len(inner) // segment))
     again = solve_rows(cupy.asarray(wide)[:, :rank], blocks)

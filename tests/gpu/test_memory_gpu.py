@@ -123,7 +123,7 @@ def test_building_runs_out_anywhere_and_keeps_nothing(pool, layout):
     factors = [cupy.asarray(factor) for factor in problem[3]]
     for x in (in_slabs, make_tensor(problem, layout)):
         for mode in range(3):
-            check(mttkrp(x, factors, mode).get(), *problem, mode)
+            check(mttkrp(x, factors, mode).get(), x, *problem, mode)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -157,10 +157,10 @@ def test_mttkrp_runs_out_anywhere_and_leaves_the_tensor(pool, layout, mode):
             f"mttkrp of mode {mode} and rank 64 needs more memory than the GPU has: Out of memory"
         )
         assert str(error).startswith(text)
-    check(result.get(), *problem, mode)
+    check(result.get(), x, *problem, mode)
     pool.set_limit(size=0)
     for each in range(3):
-        check(compute(x, factors, each), *problem, each)
+        check(compute(x, factors, each), x, *problem, each)
 
 
 @pytest.mark.parametrize("read", ["gather", "map_values"])

@@ -12,7 +12,7 @@ from tensorly_flycoo.engines.cuda import launch, tuning
 
 
 class CudaMachine(TensorMachine):
-    device, xp, launcher, flushes = "cuda", cupy, launch, True
+    device, xp, launcher = "cuda", cupy, launch
     nonzeros = nonzeros(max_size=40, nnzs=[3000, 1000, 257, 128, 5, 1, 0])
 
     @contextlib.contextmanager

@@ -24,7 +24,7 @@ ALLOCATORS = (
 
 
 class CpuMachine(TensorMachine):
-    device, xp, launcher, flushes = "cpu", np, threads, False
+    device, xp, launcher = "cpu", np, threads
     nonzeros = nonzeros(max_size=6, nnzs=[60, 30, 17, 5, 1, 0])
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import reference
+from error_bounds import bound_ttmc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import nonzeros, quick, seeds
@@ -35,12 +36,9 @@ def test_the_oracle_agrees(drawn, seed):
     for mode in range(x.ndim):
         arguments = (drawn.coords, drawn.values, drawn.shape, factors, mode)
         expected = reference.ttmc(*arguments)
-        magnitude = reference.ttmc(
-            drawn.coords, np.abs(drawn.values), drawn.shape, [np.abs(f) for f in factors], mode
-        )
         found = multiply(x, factors, [n for n in range(x.ndim) if n != mode])
         found = np.moveaxis(found, mode, 0).reshape(expected.shape)
-        bound = (drawn.nnz + x.ndim) * np.finfo(float).eps * magnitude
+        bound = bound_ttmc(x, *arguments)
         assert (np.abs(found - expected) <= bound).all()
 
 

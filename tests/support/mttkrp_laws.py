@@ -1,15 +1,17 @@
 """Known answers of MTTKRP, and laws of MTTKRP and parafac, for any device, layout and dtype.
 
-Results of small integers are not rounded and are compared exactly. Others must be within
-`reference.mttkrp_error_bound`, or bitwise the same if the law says so. Each function whose name
-starts with ``check_`` takes ``device``, ``layout`` and ``dtype``.
+Results of small integers are not rounded and are compared exactly. Others must be within the bound
+of their order of additions, `error_bounds.bound_mttkrp`, or bitwise the same if the law says so.
+Each function whose name starts with ``check_`` takes ``device``, ``layout`` and ``dtype``.
 """
 
 import itertools
+import math
 
 import numpy as np
 import reference
 import tensorly as tl
+from error_bounds import bound_mttkrp, list_pieces
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
 
@@ -62,13 +64,11 @@ def assert_same_bits(found, expected):
     assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
 
 
-def assert_within_bound(found, coords, values, factors, mode, device):
-    """Compare one result with the oracle."""
-    shape = tuple(len(factor) for factor in factors)
-    arguments, is_flushed = (coords, values, shape, factors, mode), device == "cuda"
-    bound = reference.mttkrp_error_bound(*arguments, values.dtype, flush_to_zero=is_flushed)
-    assert found.dtype == values.dtype
-    assert (np.abs(found - reference.mttkrp(*arguments)) <= bound).all()
+def assert_within_bound(found, x, coords, values, factors, mode):
+    """Compare one result of the tensor `x` with the oracle."""
+    exact = reference.mttkrp(coords, values, x.shape, factors, mode)
+    assert found.dtype == x.dtype
+    assert (np.abs(found - exact) <= bound_mttkrp(x, coords, values, factors, mode)).all()
 
 
 def check_matrices_are_multiplied(device, layout, dtype, sizes=(5, 6, 7), rank=3):
@@ -128,7 +128,8 @@ def check_modes_may_be_permuted(device, layout, dtype):
         x = FlycooTensor(coords[list(order)], values, shape, layout=layout, device=device)
         found = compute_all(x, [factors[n] for n in order])
         for result, mode in zip(found, order, strict=True):
-            assert_within_bound(result, coords, values, factors, mode, device)
+            turned = (coords[list(order)], values, [factors[n] for n in order])
+            assert_within_bound(result, x, *turned, order.index(mode))
 
 
 def check_all_modes_together(device, layout, dtype):
@@ -142,7 +143,7 @@ def check_all_modes_together(device, layout, dtype):
         found = [move(product, np) for product in mttkrps(x, on_device)]
         assert_same_bits(found, compute_all(x, factors))
         for mode, product in enumerate(found):
-            assert_within_bound(product, coords, values, factors, mode, device)
+            assert_within_bound(product, x, coords, values, factors, mode)
 
 
 def check_nonzeros_may_be_permuted(device, layout, dtype):
@@ -204,8 +205,65 @@ def check_indices_may_be_renamed(device, layout, dtype):
         found = compute_all(y, renamed)
         found[n] = found[n][names]
         for mode, result in enumerate(found):
-            assert_within_bound(result, coords, values, factors, mode, device)
+            assert_within_bound(result, x, coords, values, factors, mode)
         np.testing.assert_array_equal(found[n] == 0, expected[n] == 0)
+
+
+def draw_long_rows(dtype, nnz, seed=0):
+    """Draw distinct cells of two long rows, in a random order, with values that need rounding."""
+    rng = np.random.default_rng(seed)
+    shape = (2, 50, -(-nnz // 50))
+    cells = rng.choice(math.prod(shape), nnz, replace=False)
+    values = rng.standard_normal(nnz).astype(dtype)
+    factors = [rng.standard_normal((size, 2)).astype(dtype) for size in shape]
+    return np.stack(np.unravel_index(cells, shape)), values, factors
+
+
+def check_long_rows(device, layout, dtype, nnz=40_000):
+    """A row of half of the nonzeros is within the bound; a tile that is lost breaks it."""
+    for slabs in (1, 3):
+        coords, values, factors = draw_long_rows(dtype, nnz)
+        shape = tuple(map(len, factors))
+        options = {"layout": layout, "device": device, "slabs": slabs}
+        x = FlycooTensor(coords, values, shape, **options)
+        for mode, result in enumerate(compute_all(x, factors)):
+            assert_within_bound(result, x, coords, values, factors, mode)
+        tile_size = list_pieces(x)[0].tile_size
+        sizes = [np.abs(factor) for factor in factors]
+        lost = (coords[:, :tile_size], np.abs(values)[:tile_size], shape, sizes, 0)
+        of_tile = reference.mttkrp(*lost)
+        assert (of_tile > 2 * bound_mttkrp(x, coords, values, factors, 0)).all()
+
+
+def draw_whole_numbers(shape, nnz, rank, dtype, seed=0):
+    """Draw distinct cells, and values and factors of 1, 2 and their negatives."""
+    rng = np.random.default_rng(seed)
+    cells = np.sort(rng.choice(math.prod(shape), nnz, replace=False))
+    draw = lambda *size: rng.choice([-2, -1, 1, 2], size).astype(dtype)  # noqa: E731
+    return np.stack(np.unravel_index(cells, shape)), draw(nnz), [draw(n, rank) for n in shape]
+
+
+def compute_whole_numbers(coords, values, factors, mode):
+    """Compute an MTTKRP of whole numbers in integers."""
+    terms = values.astype(np.int64)[:, None] * np.ones(factors[0].shape[1], np.int64)
+    for n, factor in enumerate(factors):
+        if n != mode:
+            terms *= factor[coords[n]].astype(np.int64)
+    # Sums of float64 numbers, which are exact below 2**53, are faster than those of integers.
+    num_rows = len(factors[mode])
+    columns = [np.bincount(coords[mode], column, num_rows) for column in terms.T]
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
+def check_whole_numbers(device, layout, dtype, nnz=100_000):
+    """Sums of whole numbers below 2**24 are exact in any order: no nonzero is lost or doubled."""
+    for shape, slabs in (((2, 50, nnz // 25), 1), ((3, 40, nnz // 60), 3), ((7, 9, 80, nnz), 1)):
+        coords, values, factors = draw_whole_numbers(shape, nnz, 3, dtype)
+        options = {"layout": layout, "device": device, "slabs": slabs}
+        x = FlycooTensor(coords, values, shape, **options)
+        for mode, result in enumerate(compute_all(x, factors)):
+            expected = compute_whole_numbers(coords, values, factors, mode)
+            np.testing.assert_array_equal(result, expected)
 
 
 class ParafacProblem:

@@ -19,6 +19,9 @@ Array = np.ndarray
 Values = np.ndarray | list[float]
 Shape = tuple[int, ...]
 
+#: Rows of tall matrices that are multiplied in float64.
+_BLOCK_ROWS = 1024
+
 
 def partition_mode(rows: Array, num_rows: int, num_partitions: int) -> Array:
     """Assign each index of one mode to a partition.
@@ -311,8 +314,36 @@ def mttkrp(coords: Array, values: Values, shape: Shape, factors: list[Array], mo
            [21.]])
     """
     ell = elementwise_computation(coords, values, factors, mode)
-    output = np.zeros((shape[mode], ell.shape[1]))
-    np.add.at(output, coords[mode], ell)
+    return add_rows(coords[mode], ell, shape[mode])
+
+
+def add_rows(rows: Array, terms: Array, num_rows: int) -> Array:
+    """Add the terms of each row in extended precision, and round the sums to float64.
+
+    Parameters
+    ----------
+    rows : (n,) int array
+        The row of each term, in any order.
+    terms : (n, R) float64 array
+    num_rows : int
+
+    Returns
+    -------
+    (num_rows, R) float64 array
+        Rows without terms are zero.
+
+    Examples
+    --------
+    >>> add_rows(np.array([2, 0, 2]), np.array([[1.0], [2.0], [3.0]]), 3).ravel()
+    array([2., 0., 4.])
+    """
+    output = np.zeros((num_rows, terms.shape[1]))
+    if len(rows) > 0:
+        order = np.argsort(rows, kind="stable")
+        ascending = np.asarray(rows)[order]
+        starts = np.flatnonzero(np.diff(ascending, prepend=-1))
+        sums = np.add.reduceat(terms[order].astype(np.longdouble), starts, axis=0)
+        output[ascending[starts]] = sums
     return output
 
 
@@ -373,6 +404,95 @@ def contract_group(rows: Array, factors: list[Array], group: tuple[int, ...], mo
     return rows
 
 
+def count_additions(num_terms: Array, widths: tuple[int, ...] = ()) -> Array:
+    """Count the additions between a term and the sum of its row, at most, for sums cut into parts.
+
+    All rows' terms, one row after the other, are cut into parts of ``widths[0]``. The terms of a
+    row in one part are added one after the other. The sums of a row's later parts are carries: they
+    are cut into parts of ``widths[1]``, and so on. The carries that the last width leaves are added
+    one after the other. The row, its first part, receives the sum of each step's first carries. A
+    row may begin at the end of a part, so n terms leave up to ``ceil((n - 1) / width)`` carries.
+
+    The fewer additions, the smaller the error of the sum: see `rounding_bound`.
+
+    Parameters
+    ----------
+    num_terms : (n,) int array
+        Of each row.
+    widths : tuple of int
+        Without any, terms may be added in any order.
+
+    Returns
+    -------
+    (n,) int64 array
+
+    Examples
+    --------
+    A million terms in tiles of 2048, whose sums are added one after the other; and in runs of 64,
+    the 32 runs of a tile, and segments of 512 tiles:
+
+    >>> count_additions(np.array([1, 1_000_000]), (2048,))
+    array([   1, 2537])
+    >>> count_additions(np.array([1_000_000]), (64, 32, 512))
+    array([586])
+    """
+    left = np.asarray(num_terms, dtype=np.int64)
+    additions = np.zeros_like(left)
+    for width in widths:
+        additions += np.minimum(left, width)
+        left = -(-np.maximum(left - 1, 0) // width)
+    return additions + left
+
+
+def rounding_bound(
+    num_roundings: Array | int, magnitude: Array, dtype: np.dtype | type | str
+) -> Array:
+    """Bound the error of sums of products by the roundings that each term goes through.
+
+    With n roundings, each of relative size u at most, a term has a relative error of at most
+    ``gamma_n = n u / (1 - n u)``, and so has the sum, relative to `magnitude`, that of the terms'
+    magnitudes. u is half the machine epsilon of `dtype`.
+
+    Parameters
+    ----------
+    num_roundings : int or int array
+    magnitude : float64 array
+    dtype : dtype
+
+    Returns
+    -------
+    float64 array
+
+    Raises
+    ------
+    ValueError
+        If there are so many roundings that nothing is left of the sum: n u is 1 or more.
+
+    References
+    ----------
+    N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, lemma 3.1 and section 4.2.
+
+    Examples
+    --------
+    >>> float(rounding_bound(4, np.array(10.0), "float64") / np.finfo("float64").eps)
+    20.000000000000007
+    """
+    unit = np.asarray(num_roundings) * float(np.finfo(np.dtype(dtype)).eps) / 2
+    if (unit >= 1).any():
+        raise ValueError(f"{np.max(num_roundings)} roundings are too many for {np.dtype(dtype)}")
+    return unit / (1 - unit) * magnitude
+
+
+def oracle_bound(num_terms: Array | int, ndim: int, magnitude: Array) -> Array:
+    """Bound the error of this module's own sums of products of `ndim` numbers.
+
+    Products are rounded to float64, their sums to extended precision (float64, where there is
+    none), and the result to float64.
+    """
+    products = rounding_bound(ndim + 1, magnitude, np.float64)
+    return products + rounding_bound(num_terms, magnitude, np.longdouble)
+
+
 def mttkrp_error_bound(
     coords: Array,
     values: Values,
@@ -381,14 +501,16 @@ def mttkrp_error_bound(
     mode: int,
     dtype: np.dtype | type | str,
     *,
+    additions: Array | None = None,
     flush_to_zero: bool = False,
 ) -> Array:
-    """Bound the rounding error of an MTTKRP computed in `dtype`, entry by entry.
+    """Bound the difference of `mttkrp` and a result computed in `dtype`, entry by entry.
 
-    ``(row_nnz + ndim) * (eps * MTTKRP(|X|, |Y|) + smallest_subnormal)``. A product takes ndim - 1
-    roundings and the sum of a row row_nnz - 1 more, in any order, each of at most eps / 2: the
-    bound covers the difference of two results computed in `dtype` or a wider type. The terms for
-    underflow suffice if factors are at most 1 in magnitude; overflow is not covered.
+    A product takes ndim - 1 roundings; its sum takes one for each addition between it and the
+    result, and weights one more. The error of `mttkrp` itself is added.
+
+    Each of the row's products may also lose the smallest subnormal number ndim - 1 times, if
+    factors are at most 1 in magnitude: otherwise, underflow is not covered, nor is overflow.
 
     Parameters
     ----------
@@ -396,6 +518,9 @@ def mttkrp_error_bound(
         As for `mttkrp`.
     dtype : dtype
         Floating type of the result under test; it represents `values` and `factors` exactly.
+    additions : (I_mode,) int array, optional
+        Between a term and the sum of its row, at most: see `count_additions`, and `sum_orders` for
+        the engines' orders. Without it, terms may be added in any order: one for each nonzero.
     flush_to_zero : bool
         Whether the code under test flushes subnormals to zero, as our CUDA kernels do. Each of its
         row_nnz * ndim operations may then lose up to the smallest normal number, too.
@@ -406,21 +531,27 @@ def mttkrp_error_bound(
 
     References
     ----------
-    N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapters 3 and 4.
+    N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapters 2 to 4.
 
     Examples
     --------
     >>> factors = [np.ones((1, 1)), np.array([[-4.0]])]
     >>> bound = mttkrp_error_bound(np.array([[0], [0]]), [2.0], (1, 1), factors, 0, np.float32)
-    >>> (bound / np.finfo(np.float32).eps).round(6)
-    array([[24.]])
+    >>> (bound / np.finfo(np.float32).eps).round(4)
+    array([[12.]])
     """
     limits = np.finfo(np.dtype(dtype))
+    ndim = len(shape)
     row_nnz = np.bincount(coords[mode], minlength=shape[mode])
+    additions = row_nnz if additions is None else additions
     magnitude = mttkrp(coords, np.abs(values), shape, [np.abs(f) for f in factors], mode)
-    per_rounding = float(limits.eps) * magnitude + float(limits.smallest_subnormal)
-    flushed = row_nnz[:, np.newaxis] * len(shape) * float(limits.tiny) if flush_to_zero else 0.0
-    return (row_nnz[:, np.newaxis] + len(shape)) * per_rounding + flushed
+    bound = rounding_bound((additions + ndim)[:, np.newaxis], magnitude, dtype)
+    bound += oracle_bound(row_nnz[:, np.newaxis], ndim, magnitude)
+    num_operations = row_nnz[:, np.newaxis] * ndim
+    bound += num_operations * float(limits.smallest_subnormal)
+    if flush_to_zero:
+        bound += num_operations * float(limits.tiny)
+    return bound
 
 
 def ttmc(coords: Array, values: Values, shape: Shape, factors: list[Array], mode: int) -> Array:
@@ -452,6 +583,90 @@ def ttmc(coords: Array, values: Values, shape: Shape, factors: list[Array], mode
         if n != mode:
             outer = rows[:, :, np.newaxis] * factor[coords[n], np.newaxis]
             rows = outer.reshape(len(rows), rows.shape[1] * factor.shape[1])
-    output = np.zeros((shape[mode], rows.shape[1]))
-    np.add.at(output, coords[mode], rows)
-    return output
+    return add_rows(coords[mode], rows, shape[mode])
+
+
+def ttmc_error_bound(
+    coords: Array,
+    values: Values,
+    shape: Shape,
+    factors: list[Array],
+    mode: int,
+    dtype: np.dtype | type | str,
+    *,
+    additions: Array | None = None,
+    flush_to_zero: bool = False,
+) -> Array:
+    """Bound the difference of `ttmc` and a result computed in `dtype`: see `mttkrp_error_bound`.
+
+    Returns
+    -------
+    (I_mode, prod of the other K_n) float64 array
+
+    Examples
+    --------
+    >>> factors = [None, np.array([[1.0, 2.0]])]
+    >>> bound = ttmc_error_bound(np.array([[0], [0]]), [10.0], (1, 1), factors, 0, np.float32)
+    >>> (bound / np.finfo(np.float32).eps).round(4)
+    array([[15., 30.]])
+    """
+    limits = np.finfo(np.dtype(dtype))
+    ndim = len(shape)
+    row_nnz = np.bincount(coords[mode], minlength=shape[mode])
+    additions = row_nnz if additions is None else additions
+    sizes = [None if n == mode else np.abs(factor) for n, factor in enumerate(factors)]
+    magnitude = ttmc(coords, np.abs(values), shape, sizes, mode)
+    bound = rounding_bound((additions + ndim)[:, np.newaxis], magnitude, dtype)
+    bound += oracle_bound(row_nnz[:, np.newaxis], ndim, magnitude)
+    if flush_to_zero:
+        bound += row_nnz[:, np.newaxis] * ndim * float(limits.tiny)
+    return bound
+
+
+def product_of_columns(a: Array, b: Array) -> Array:
+    """Multiply the transpose of a tall matrix by another, as a Gram matrix: float64.
+
+    Blocks of rows are multiplied in float64, and their products added in extended precision.
+
+    Examples
+    --------
+    >>> product_of_columns(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]]))
+    array([[11.]])
+    """
+    total = np.zeros((a.shape[1], b.shape[1]), np.longdouble)
+    for start in range(0, len(a), _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
+        total += a[rows].astype(np.float64).T @ b[rows].astype(np.float64)
+    return total.astype(np.float64)
+
+
+def columns_error_bound(
+    a: Array,
+    b: Array,
+    dtype: np.dtype | type | str,
+    widths: tuple[int, ...] = (),
+    *,
+    in_dtype: int = 0,
+) -> Array:
+    """Bound the difference of `product_of_columns` and a result rounded to `dtype`.
+
+    Parameters
+    ----------
+    a, b : (I, K) and (I, L) arrays
+    dtype : dtype
+    widths : tuple of int
+        How the engine cuts the sums: see `count_additions`.
+    in_dtype : int
+        So many rows are added in `dtype`, the rest in float64.
+
+    Examples
+    --------
+    >>> bound = columns_error_bound(np.ones((4, 1)), np.ones((4, 1)), np.float32, in_dtype=2)
+    >>> (bound / np.finfo(np.float32).eps).round(4)
+    array([[8.]])
+    """
+    magnitude = product_of_columns(np.abs(a), np.abs(b))
+    additions = int(count_additions(np.array([len(a)]), widths)[0])
+    bound = rounding_bound(min(len(a), in_dtype) + 2, magnitude, dtype)
+    of_oracle = min(len(a), _BLOCK_ROWS) + 2
+    return bound + rounding_bound(additions + of_oracle, magnitude, np.float64)

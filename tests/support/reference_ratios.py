@@ -9,7 +9,15 @@ References
 """
 
 import numpy as np
-from reference import Array, Shape, Values, elementwise_computation, mttkrp
+from reference import (
+    Array,
+    Shape,
+    Values,
+    elementwise_computation,
+    mttkrp,
+    oracle_bound,
+    rounding_bound,
+)
 
 
 def evaluate(coords: Array, factors: list[Array], mode: int) -> Array:
@@ -70,11 +78,13 @@ def ratios_error_bound(
     mode: int,
     smallest: float,
     dtype: np.dtype | type | str,
+    *,
+    additions: Array | None = None,
 ) -> tuple[Array, float]:
-    """Bound the rounding errors of `mttkrp_of_ratios` computed in `dtype`, without underflow.
+    """Bound the difference of `mttkrp_of_ratios` and a result in `dtype`, without underflow.
 
-    All terms are non-negative, so the model's value has a relative error of at most
-    ``(R + ndim) * eps``, its ratio of one eps more; MTTKRP adds ``(row_nnz + ndim) * eps``. The
+    All terms are non-negative, so the model's value goes through R + ndim roundings at most, and
+    its ratio through one more; then comes MTTKRP (see `reference.mttkrp_error_bound`). The
     logarithm has the absolute error of the model's value, besides its own.
 
     Examples
@@ -85,15 +95,17 @@ def ratios_error_bound(
     >>> bool(bound[1] < 1e-5), bool(log_bound < 1e-4)
     (True, True)
     """
-    eps = float(np.finfo(np.dtype(dtype)).eps)
     product, _ = mttkrp_of_ratios(coords, values, shape, factors, mode, smallest)
-    row_nnz = np.bincount(coords[mode], minlength=shape[mode])[:, np.newaxis]
+    row_nnz = np.bincount(coords[mode], minlength=shape[mode])
+    additions = row_nnz if additions is None else additions
     of_model = factors[0].shape[1] + len(shape) + 1
+    bound = rounding_bound((additions + len(shape) + of_model)[:, np.newaxis], product, dtype)
+    bound += oracle_bound(row_nnz[:, np.newaxis], len(shape) + of_model, product)
     values = np.abs(np.asarray(values, dtype=np.float64))
     logs = np.abs(np.log(evaluate(coords, factors, mode)))
-    of_logs = len(values) * float(np.finfo(np.float64).eps)
-    log_bound = eps * of_model * values.sum() + of_logs * (values * logs).sum()
-    return (row_nnz + len(shape) + of_model) * eps * product, float(log_bound)
+    log_bound = rounding_bound(of_model, values.sum(), dtype)
+    log_bound += rounding_bound(2 * len(values), (values * logs).sum(), np.float64)
+    return bound, float(log_bound)
 
 
 def mttkrp_of_products(
@@ -103,6 +115,8 @@ def mttkrp_of_products(
     factors: list[Array],
     mode: int,
     dtype: np.dtype | type | str,
+    *,
+    additions: Array | None = None,
 ) -> tuple[Array, Array]:
     """Compute the MTTKRP of the values times the model's, and bound its rounding errors in `dtype`.
 
@@ -122,6 +136,8 @@ def mttkrp_of_products(
         mttkrp(coords, made(values) * evaluate(coords, of, mode), shape, of, mode)
         for made, of in ((np.asarray, factors), (np.abs, [np.abs(factor) for factor in factors]))
     )
-    row_nnz = np.bincount(coords[mode], minlength=shape[mode])[:, np.newaxis]
-    units = row_nnz + 2 * len(shape) + factors[0].shape[1] + 1
-    return product, units * float(np.finfo(np.dtype(dtype)).eps) * magnitude
+    row_nnz = np.bincount(coords[mode], minlength=shape[mode])
+    additions = row_nnz if additions is None else additions
+    of_terms = 2 * len(shape) + factors[0].shape[1] + 1
+    bound = rounding_bound((additions + of_terms)[:, np.newaxis], magnitude, dtype)
+    return product, bound + oracle_bound(row_nnz[:, np.newaxis], of_terms, magnitude)

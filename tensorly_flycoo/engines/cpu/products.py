@@ -24,7 +24,7 @@ _MAX_BLOCKS = 512
 
 #: Rows that stay in the nearest cache while all is computed with them. Sums over them are in the
 #: matrices' own precision, those over more rows in float64.
-_CACHED_ROWS = 64
+CACHED_ROWS = 64
 
 
 def multiply_transposed(a: Array, b: Array) -> Array:
@@ -111,8 +111,8 @@ def _multiply_blocks(
     control = begin_flushing()
     for block in range(first, last):
         end = min((block + 1) * block_rows, right.shape[0])
-        for start in range(block * block_rows, end, _CACHED_ROWS):
-            cached = range(np.uint64(start), np.uint64(min(start + _CACHED_ROWS, end)))
+        for start in range(block * block_rows, end, CACHED_ROWS):
+            cached = range(np.uint64(start), np.uint64(min(start + CACHED_ROWS, end)))
             # right = rows @ matrix
             # The last step may overlap the one before: then some columns are computed twice, to the
             # same bits, but only the new ones are added up.

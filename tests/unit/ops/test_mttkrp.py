@@ -28,7 +28,7 @@ def test_every_sparse_type(kind, dtype):
     problem = make_problem((30, 20, 10), 500, dtype=dtype)
     x = make_kind(problem, kind)
     for mode in range(3):
-        problem.check(mttkrp(x, problem.factors, mode), mode)
+        problem.check(mttkrp(x, problem.factors, mode), mode, x)
 
 
 @KINDS
@@ -45,7 +45,7 @@ def test_weights(kind, dtype):
     )
     x = make_kind(problem, kind)
     for mode in range(3):
-        weighted.check(mttkrp(x, problem.factors, mode, weights=weights), mode)
+        weighted.check(mttkrp(x, problem.factors, mode, weights=weights), mode, x)
     assert weights.tolist() == np.array([0.5, -3.7, 0.0], dtype).tolist()
 
 
@@ -55,7 +55,7 @@ def test_all_modes_together(kind, dtype):
     problem = make_problem((30, 20, 10), 500, dtype=dtype)
     x, weights = make_kind(problem, kind), np.array([0.5, -3.7, 0.0], dtype)
     for mode, product in enumerate(mttkrps(x, iter(problem.factors))):
-        problem.check(product, mode)
+        problem.check(product, mode, x)
     for mode, product in enumerate(mttkrps(x, problem.factors, weights=weights)):
         expected = mttkrp(x, problem.factors, mode, weights=weights)
         assert product.tobytes() == expected.tobytes()
@@ -83,7 +83,7 @@ def test_out_may_be_the_factor_of_the_mode(layout):
         factors = [factor.copy() for factor in problem.factors]
         result = mttkrp(x, factors, mode, out=factors[mode])
         assert result is factors[mode]
-        problem.check(result, mode)
+        problem.check(result, mode, x)
         for n in {0, 1, 2} - {mode}:
             np.testing.assert_array_equal(factors[n], problem.factors[n])
 
@@ -108,7 +108,7 @@ def test_a_pass_may_leave_the_nonzeros_where_they_are():
         out = np.empty((x.shape[mode], problem.factors[0].shape[1]))
         layout.apply(MTTKRP, engine, others, mode, out, stays=True)
         assert layout.mode == mode
-        problem.check(out, mode)
+        problem.check(out, mode, x)
         assert mttkrp(x, problem.factors, mode).tobytes() == out.tobytes()
 
 
@@ -127,7 +127,7 @@ def test_a_new_array_each_time():
     first[...] = 0
     second = mttkrp(x, problem.factors, 0)
     assert not np.shares_memory(first, second)
-    problem.check(second, 0)
+    problem.check(second, 0, x)
     assert second.flags.c_contiguous
     assert second.flags.writeable
 
@@ -146,7 +146,7 @@ def test_integers_and_bools_are_counts(dtype):
     values = np.arange(1, 501).astype(dtype)
     counts = Problem(problem.coords, values.astype(float), problem.shape, problem.factors)
     x = FlycooTensor(problem.coords, values, problem.shape)
-    counts.check(mttkrp(x, problem.factors, 0), 0)
+    counts.check(mttkrp(x, problem.factors, 0), 0, x)
 
 
 def test_the_public_names():

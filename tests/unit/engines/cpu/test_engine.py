@@ -269,7 +269,7 @@ def test_the_factor_of_the_mode_is_not_read():
     for mode in range(3):
         factors = list(problem.factors)
         factors[mode] = np.full_like(factors[mode], np.nan)
-        problem.check(mttkrp(x, factors, mode), mode)
+        problem.check(mttkrp(x, factors, mode), mode, x)
 
 
 @BOTH_LAYOUTS
