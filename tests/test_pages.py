@@ -369,3 +369,16 @@ def test_each_reason_is_right_above_a_block():
     for page in PAGES:
         text = (ROOT / page).read_text()
         assert text.count("<!-- not run by tests: ") == len(NOT_RUN.findall(text)), page
+
+
+def test_each_promise_of_accuracy_names_its_test():
+    """Each row of the first table ends with tests that exist."""
+    table = (ROOT / "docs/accuracy.md").read_text().split("## The bits")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row.split("|")[-2])
+        assert named, row
+        for path, function in named:
+            assert not function or f"def {function}(" in (ROOT / path).read_text(), (path, function)
+            assert (ROOT / path).exists(), path

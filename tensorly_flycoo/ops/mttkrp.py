@@ -84,8 +84,9 @@ def mttkrp(
     product with the group's other factors. For all modes from the same factors take `mttkrps`.
 
     The workspace is at most ndim rows of `out` for every 512 nonzeros. Each element has an error of
-    at most ``(row_nnz + ndim) * eps`` times the sum of its terms' absolute values. The result is
-    the same to the bit for any number of threads, in every run and in every layout.
+    at most ``(ndim + a) * eps / 2`` times the sum of its terms' absolute values: a is the number of
+    additions that a term goes through, at most ``2048 + row_nnz / 2048`` without slabs and groups.
+    The result is the same to the bit for any number of threads, in every run and in every layout.
 
     Of factors, only the rows of indices with nonzeros are read. But a group of modes that has a row
     for each combination of indices multiplies those that do not occur by zero: there an inf or nan
