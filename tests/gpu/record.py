@@ -59,6 +59,8 @@ COMMANDS = {
     },
     "cluster kills": "python tests/support/cluster_kills.py 30 10 --workers 2",
     "huge": "python tests/gpu/huge_run.py",
+    "reddit": "python tests/gpu/reddit_run.py --rank 2",
+    "error ratios": "python tests/support/error_ratios.py cuda",
     "crowded": "python tests/gpu/crowded_run.py",
     **{
         f"20 processes, {layout}": _TWENTY.format(layout=layout)
@@ -67,7 +69,7 @@ COMMANDS = {
 }
 
 #: Commands that fill the memory of a GPU, or time a process.
-_ALONE = {"suite", "cold start", "cluster kills", "huge", "crowded"}
+_ALONE = {"suite", "cold start", "cluster kills", "huge", "reddit", "crowded"}
 
 BEGIN, END = "<!-- rows of record.py -->\n", "<!-- end -->\n"
 

@@ -160,3 +160,38 @@ def test_is_linear_in_each_input_factor(tensor):
     parts = [reference.mttkrp(coords, values, shape, replace(f), mode) for f in (factors[w], other)]
     whole = reference.mttkrp(coords, values, shape, replace(factors[w] + other), mode)
     assert (np.abs(whole - sum(parts)) <= bound).all()
+
+
+def add_in_parts(places, depths, width):
+    """Add the terms of a row that share a part; return the places of the parts, and their depths.
+
+    The depth of a sum is the largest number of additions that one of its terms has gone through.
+    """
+    parts = {}
+    for place, depth in zip(places, depths, strict=True):
+        part = place // width
+        parts[part] = max(parts[part], depth) + 1 if part in parts else depth
+    return list(parts), list(parts.values())
+
+
+def find_depth(start, num_terms, widths):
+    """Add a row whose terms begin at a place as `count_additions` says; return its depth."""
+    places, depths = range(start, start + num_terms), [0] * num_terms
+    row = None
+    for width in widths:
+        places, depths = add_in_parts(places, depths, width)
+        if depths:
+            row = depths[0] if row is None else max(row, depths[0]) + 1
+            places, depths = places[1:], depths[1:]
+    for depth in depths:
+        row = max(row, depth) + 1
+    return row
+
+
+@few
+@given(
+    st.integers(0, 100), st.integers(1, 300), st.lists(st.integers(1, 40), min_size=1, max_size=4)
+)
+def test_no_term_goes_through_more_additions(start, num_terms, widths):
+    most = reference.count_additions(np.array([num_terms]), tuple(widths))
+    assert find_depth(start, num_terms, widths) <= most[0]
