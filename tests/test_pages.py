@@ -382,3 +382,12 @@ def test_each_promise_of_accuracy_names_its_test():
         for path, function in named:
             assert not function or f"def {function}(" in (ROOT / path).read_text(), (path, function)
             assert (ROOT / path).exists(), path
+
+
+def test_readme_prints_what_its_code_prints():
+    """The patterns of the first screen."""
+    code = list_blocks("README.md", "python")[0]
+    (printed,) = list_blocks("README.md", "text")
+    namespace = {}
+    exec(code, namespace)
+    assert namespace["starts"].best.describe(3).strip() == printed.strip()

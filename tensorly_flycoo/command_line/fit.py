@@ -13,7 +13,7 @@ from ..loop.cp_model import count_zeros
 from ..models.best_of import Starts
 from .fitting import choose_method, decompose
 from .reading import SUFFIXES, find_suffix, hold_out_tenth, is_table, read_tensor
-from .writing import describe, try_folder, write_results
+from .writing import try_folder, write_results
 
 
 def fit(arguments: argparse.Namespace) -> None:
@@ -55,7 +55,7 @@ def fit(arguments: argparse.Namespace) -> None:
         print(_describe_match(starts))
     _check_model(cp, arguments)
     if not arguments.quiet:
-        print(describe(cp, arguments.top))
+        print(cp.describe(arguments.top), end="\n\n")
     for path in write_results(cp, folder, arguments):
         print(f"wrote {path}")
 

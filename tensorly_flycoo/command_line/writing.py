@@ -1,4 +1,4 @@
-"""The results of "fit": components as text, and files in a folder."""
+"""The results of "fit": files in a folder."""
 
 import argparse
 import re
@@ -25,23 +25,6 @@ def try_folder(folder: Path) -> None:
             folder.rmdir()
     except OSError as error:
         raise OSError(f"--output is {folder}, where nothing can be written: {error}") from None
-
-
-def describe(cp: LabelledCP, top: int) -> str:
-    """Return the largest labels of each component as text."""
-    tops = {name: cp.top(name, top) for name in cp.names}
-    width = max(map(len, tops))
-    lines = []
-    for number, weight in enumerate(cp.weights.tolist()):
-        title = cp.components[number]  # its number, or what it is a bias of
-        heading = f"component {title}" if title == number else title
-        lines.append(f"\n{heading}, weight {weight:.4g}")
-        for name, components in tops.items():
-            if title not in (number, f"{name} bias"):
-                continue  # it is one number there
-            entries = [f"{label} {value:.2g}" for label, value in components[number].items()]
-            lines.append(f"  {name:{width}}  {', '.join(entries)}")
-    return "\n".join(lines) + "\n"
 
 
 def write_results(cp: LabelledCP, folder: Path, arguments: argparse.Namespace) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 import functools
 import io
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -41,6 +41,9 @@ _TICKS: dict[str, Any] = {"fontsize": 8, "parse_math": False}
 #: Longer names are cut, and lines with more points have no markers.
 _MAX_NAME_LENGTH = 28
 _MAX_MARKERS = 40
+
+#: Elements below this share of a component's largest are not listed in text.
+_LEAST_SHARE = 0.01
 
 #: The most components that a notebook shows, and the most labels of each.
 _MAX_ROWS = 20
@@ -99,6 +102,63 @@ class LabelledFactors:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of rank {self.rank}: {self.labels.list_sizes()}>"
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.describe()}"
+
+    def describe(self, n: int = 5) -> str:
+        """Return the components as text, by the labels that matter most: what ``print`` shows.
+
+        Parameters
+        ----------
+        n : int
+            How many labels of each mode and component, at least 1.
+
+        Returns
+        -------
+        str
+            A paragraph for each component: its weight, and for each mode the `n` labels of largest
+            magnitude with their factor elements, but for those below a hundredth of the largest. A
+            bias is described in its own mode alone. A Tucker model, whose modes have components of
+            their own, has a paragraph for each mode.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `n` is no positive integer.
+
+        Examples
+        --------
+        >>> from tensorly_flycoo import LabelledCP
+        >>> cp = LabelledCP((None, [np.array([[3.0], [4.0]]), np.array([[1.0]])]),
+        ...                 {"shop": ["a", "b"], "item": ["tea"]})
+        >>> print(cp.describe())
+        <BLANKLINE>
+        component 0, weight 5
+          shop  b 0.8, a 0.6
+          item  tea 1
+        """
+        tops = {name: self.top(name, n) for name in self.names}
+        if self._head != "weights":
+            return "\n".join(self._describe_modes(tops))
+        width = max(map(len, map(str, tops)))
+        lines = []
+        for number, weights in enumerate(np.atleast_2d(self._read_head()).T.tolist()):
+            title = self.components[number]
+            heading = f"component {title}" if title == number else title
+            lines.append(f"\n{heading}, weight {', '.join(f'{weight:.4g}' for weight in weights)}")
+            for name, components in tops.items():
+                is_shown = title in (number, f"{name} bias")  # elsewhere a bias is one number
+                if is_shown:
+                    lines.append(f"  {name:{width}}  {_list_entries(components[number])}")
+        return "\n".join(lines)
+
+    def _describe_modes(self, tops: Mapping[Any, list[dict[Any, float]]]) -> Iterator[str]:
+        """Describe the components of each mode, which mix with those of others."""
+        for name, components in tops.items():
+            yield f"\n{name}"
+            for number, top in enumerate(components):
+                yield f"  component {number}  {_list_entries(top)}"
 
     def _repr_html_(self) -> str:
         """Return a table with a row for each component: bars for names, lines for an order."""
@@ -489,6 +549,13 @@ def _set_ticks(axes: "Axes", labels: np.ndarray, is_scale: bool) -> None:
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=kind in "iu"))
+
+
+def _list_entries(top: Mapping[Any, float]) -> str:
+    """Return labels and their elements as text, without those that are nearly 0."""
+    least = _LEAST_SHARE * max(map(abs, top.values()), default=0)
+    shown = {label: element for label, element in top.items() if abs(element) >= least}
+    return ", ".join(f"{label} {element:.2g}" for label, element in shown.items())
 
 
 def _find_limits(*arrays: np.ndarray) -> tuple[float, float]:
