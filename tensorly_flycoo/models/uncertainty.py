@@ -62,6 +62,7 @@ class Uncertainty:
         mode, n
             As for `LabelledCP.top`; a ValueError if the mode's rows were resampled.
         component : int
+            A column of the factors, from 0.
 
         Returns
         -------
@@ -183,7 +184,7 @@ def uncertainty(
     >>> lower.shape, bool((lower <= upper).all())
     ((30, 2), True)
 
-    The largest rows of component 0 in mode 2, and the ranks that each may have:
+    The largest rows of the first component in mode 2, and the ranks that each may have:
 
     >>> found.top_ranks(2, 0, n=3)
     {14: (1, 2), 2: (1, 2), 19: (3, 4)}

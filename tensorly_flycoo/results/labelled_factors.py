@@ -1,7 +1,5 @@
 """Factors whose rows have names: tables, files and pictures of any model that has them."""
 
-import functools
-import io
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,37 +11,27 @@ from ..base.checks import check_count, check_mode, require
 from ..base.fit_record import FitRecord, attach, find_record
 from ..base.tables import make_bars, make_line, make_table
 from ..base.value_dtypes import FLOATS
-from ..engines.tall import find_largest
 from ..io import array_file
 from ..io.files import FilePath
 from ..io.fit_records import describe_record, list_record_arrays, read_record
 from ..tensor.labelled import Labels, number_modes, take_labels
+from .pictures import (
+    DrawnMode,
+    clear,
+    draw_bars,
+    draw_heading,
+    draw_lines,
+    find_limits,
+    find_top,
+    is_scale,
+    is_visible,
+    make_panels,
+    shorten,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-#: Inches of a panel with bars or with a line, and of the headings at the left.
-_BARS_WIDTH = 3.4
-_LINE_WIDTH = 4.2
-_HEADING_WIDTH = 1.2
-#: Inches of a row of panels: for the axes, and for each bar.
-_ROW_HEIGHT = 0.5
-_BAR_HEIGHT = 0.17
-#: Inches of a row of panels at least, and of the titles above all of them.
-_MIN_HEIGHT = 1.4
-_TITLE_HEIGHT = 0.8
-
-#: Labels are shown as they are: a "$" does not begin a formula.
-_TICKS: dict[str, Any] = {"fontsize": 8, "parse_math": False}
-
-#: Longer names are cut, and lines with more points have no markers.
-_MAX_NAME_LENGTH = 28
-_MAX_MARKERS = 40
-
-#: Elements below this share of a component's largest are not listed in text.
-_LEAST_SHARE = 0.01
 
 #: The most components that a notebook shows, and the most labels of each.
 _MAX_ROWS = 20
@@ -84,14 +72,22 @@ class LabelledFactors:
 
     @property
     def components(self) -> tuple[int | str, ...]:
-        """The numbers of the components, but names of those that are biases."""
-        names: list[int | str] = list(range(np.max(self.rank)))
+        """What tables and pictures call the components: 1 to R, and names of those that are biases.
+
+        They are in the order of the factors' columns, which Python numbers from 0.
+        """
         record = self.flycoo or FitRecord()
-        for r, mode in enumerate(record.bias_modes):
+        bias_modes = record.bias_modes or [-1] * int(np.max(self.rank))
+        names: list[int | str] = []
+        number = 0
+        for mode in bias_modes:
             if mode == len(self.names):
-                names[r] = "mean"
+                names.append("mean")
             elif mode >= 0:
-                names[r] = f"{self.names[mode]} bias"
+                names.append(f"{self.names[mode]} bias")
+            else:
+                number += 1
+                names.append(number)
         return tuple(names)
 
     @property
@@ -134,7 +130,7 @@ class LabelledFactors:
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> print(cp.describe())
         <BLANKLINE>
-        component 0, weight 5
+        component 1, weight 5 (100%)
           shop  b 0.8, a 0.6
           item  tea 1
         """
@@ -143,13 +139,11 @@ class LabelledFactors:
             return "\n".join(self._describe_modes(tops))
         width = max(map(len, map(str, tops)))
         lines = []
-        for number, weights in enumerate(np.atleast_2d(self._read_head()).T.tolist()):
-            title = self.components[number]
-            heading = f"component {title}" if title == number else title
-            lines.append(f"\n{heading}, weight {', '.join(f'{weight:.4g}' for weight in weights)}")
+        for number in range(len(self.components)):
+            heading = self._make_heading(number).replace("\n", ", ")
+            lines.append(f"\n{heading}")
             for name, components in tops.items():
-                is_shown = title in (number, f"{name} bias")  # elsewhere a bias is one number
-                if is_shown:
+                if self._is_shown(number, name):
                     lines.append(f"  {name:{width}}  {_list_entries(components[number])}")
         return "\n".join(lines)
 
@@ -158,7 +152,7 @@ class LabelledFactors:
         for name, components in tops.items():
             yield f"\n{name}"
             for number, top in enumerate(components):
-                yield f"  component {number}  {_list_entries(top)}"
+                yield f"  component {number + 1}  {_list_entries(top)}"
 
     def _repr_html_(self) -> str:
         """Return a table with a row for each component: bars for names, lines for an order."""
@@ -177,7 +171,7 @@ class LabelledFactors:
 
     def _draw_weights(self) -> list[str]:
         """Draw the weights of each component as bars: of a coupled model, of each block."""
-        weights = np.atleast_2d(self._read_head()).T
+        weights = self._list_weights().T
         largest = float(abs(weights).max())
         cells = []
         for weights_of_component in weights[:_MAX_ROWS]:
@@ -186,13 +180,18 @@ class LabelledFactors:
         return cells
 
     def _draw_factor(self, mode: int, factor: np.ndarray) -> list[str]:
-        """Draw each component of a factor: a line if its labels are ordered, else bars."""
-        low, high = _find_limits(factor)
-        if self.names[mode] in self.ordered:
-            return [make_line(column, low, high) for column in factor.T[:_MAX_ROWS]]
+        """Draw each component of a factor: a line if its labels are a scale, else bars."""
+        low, high = find_limits(factor)
         largest = max(abs(low), abs(high))
-        tops = self.top(mode, _MAX_LABELS)[:_MAX_ROWS]
-        return [make_bars(top.values(), map(_shorten, top), largest) for top in tops]
+        cells = []
+        for r, top in enumerate(self.top(mode, _MAX_LABELS)[:_MAX_ROWS]):
+            if not self._is_shown(r, self.names[mode]):
+                cells.append("")
+            elif mode in self._list_scales():
+                cells.append(make_line(factor[:, r], low, high))
+            else:
+                cells.append(make_bars(top.values(), map(shorten, top), largest))
+        return cells
 
     def _list_factors(self) -> list[Array]:
         """Return the factor of each of `names`."""
@@ -235,7 +234,7 @@ class LabelledFactors:
         labels = self.labels[self.names[index]]
         components = []
         for column in factor.T:
-            rows = _find_top(column, n)
+            rows = find_top(column, n)
             names = take_labels(labels, rows)
             elements = column[rows].tolist()
             components.append(dict(zip(names, elements, strict=True)))
@@ -259,7 +258,7 @@ class LabelledFactors:
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> weights, (shops, items) = cp.to_frames()
         >>> shops  # doctest: +NORMALIZE_WHITESPACE
-                0
+                1
         shop
         a     0.6
         b     0.8
@@ -288,9 +287,9 @@ class LabelledFactors:
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> cp.to_tidy()
            mode label  component  value
-        0  shop     a          0    0.6
-        1  shop     b          0    0.8
-        2  item   tea          0    1.0
+        0  shop     a          1    0.6
+        1  shop     b          1    0.8
+        2  item   tea          1    1.0
         """
         tables = []
         for frame in self.to_frames()[1]:
@@ -374,16 +373,18 @@ class LabelledFactors:
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
 
-        Names get bars for the largest magnitudes, ordered labels a line; `intervals` are whiskers
-        and bands. All panels of a mode have one scale.
+        Names get bars for the largest magnitudes, labels on a scale a line: dates, numbers at even
+        steps, and categories with an order. `intervals` are whiskers and bands. All panels of a
+        mode have one scale. A bias has a panel in its own mode only. At the left is the weight of
+        each component, and its share of the sum of all weights.
 
         Parameters
         ----------
         top : int
             The number of bars.
         lines : iterable of str or int, optional
-            The modes to draw as lines; by default `ordered`. Leave out those whose numbers are
-            only names, such as the ids of users.
+            The modes to draw as lines; by default those of `ordered` whose labels are on a scale.
+            Leave out those whose numbers are only names, such as the ids of users.
 
         Returns
         -------
@@ -399,180 +400,73 @@ class LabelledFactors:
         """
         if isinstance(lines, str):
             raise TypeError(f"lines is {lines!r}, expected a list of modes, like [{lines!r}]")
-        if lines is None:
-            lines = self.ordered
-        line_modes = {self._find_mode(mode) for mode in lines}
+        line_modes = self._list_scales()
+        if lines is not None:
+            line_modes = {self._find_mode(mode) for mode in lines}
         num_bars = self._count_bars(check_count(top, "top"), line_modes)
-        grid = self._make_panels(num_bars, line_modes)
+        grid = make_panels(len(self.components), len(self.names), num_bars, line_modes)
         for n, (name, factor) in enumerate(zip(self.names, self._list_factors(), strict=True)):
-            panels = grid[: factor.shape[1], n]
             ends = self.intervals[n] if self.intervals else ()
-            labels = self.labels[name]
+            mode = DrawnMode(name, self.labels[name], move(factor, np), ends)
+            shown = [r for r in range(factor.shape[1]) if self._is_shown(r, name)]
+            panels = {r: grid[r, n] for r in shown}
             if n in line_modes:
-                _draw_lines(panels, labels, move(factor, np), ends)
+                draw_lines(panels, mode)
             else:
-                _draw_bars(num_bars, panels, labels, move(factor, np), ends)
-            panels[0].set_title(name, weight="bold", parse_math=False)
-            for axes in panels[:-1]:
-                axes.tick_params("x", labelbottom=False)
-            for axes in grid[factor.shape[1] :, n]:  # a heading may be there, which stays
-                axes.spines[:].set_visible(False)
-                axes.set(xticks=[], yticks=[])
+                draw_bars(num_bars, panels, mode)
+            grid[0, n].set_title(name, weight="bold", parse_math=False)
+            for r, axes in enumerate(grid[:, n]):
+                if r not in panels:
+                    clear(axes)
         for r, axes in enumerate(grid[:, 0]):
-            self._draw_heading(r, axes)
+            draw_heading(axes, self._make_heading(r), r)
         return grid[0, 0].figure
 
-    def _count_bars(self, top: int, line_modes: set[int]) -> int:
+    def _count_bars(self, top: int, line_modes: Iterable[int]) -> int:
         """Return how many bars a panel has room for: `top`, or fewer if no mode has so many."""
         sizes = [
             labels.size for n, labels in enumerate(self.labels.values()) if n not in line_modes
         ]
         return min(top, max(sizes, default=0))
 
-    def _make_panels(self, num_bars: int, line_modes: set[int]) -> np.ndarray:
-        """Make a figure with a panel for each component and mode: (R, ndim)."""
-        widths = [_BARS_WIDTH] * len(self.names)
-        for n in line_modes:
-            widths[n] = _LINE_WIDTH
-        height = max(_MIN_HEIGHT, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
-        num_rows = len(self.components)
-        figure = _make_figure(_HEADING_WIDTH + sum(widths), _TITLE_HEIGHT + height * num_rows)
-        grid = figure.subplots(num_rows, len(widths), squeeze=False, width_ratios=widths)
-        for axes in grid.flat:
-            axes.spines[["top", "right"]].set_visible(False)
-        return grid
+    def _list_scales(self) -> set[int]:
+        """List the modes that are drawn as lines by default: those with an order, but for ids."""
+        return {
+            n
+            for n, name in enumerate(self.names)
+            if name in self.ordered and is_scale(self.labels[name])
+        }
 
-    def _draw_heading(self, r: int, axes: "Axes") -> None:
-        """Write the name of a component, and its weights, at the left of its first panel."""
-        component = self.components[r]
-        heading = f"{component}"
-        if component == r:  # a number, and no name
-            heading = f"component {component}"
+    def _is_shown(self, r: int, name: Any) -> bool:
+        """Return whether a component has something to show in a mode: a bias has in its own."""
+        title = self.components[r]
+        return isinstance(title, int) or title == f"{name} bias"
+
+    def _make_heading(self, r: int) -> str:
+        """Return the name of a component, its weights, and their shares of those of all."""
+        title = self.components[r]
+        heading = f"component {title}" if isinstance(title, int) else title
         if self._head == "weights":
-            weights = np.atleast_2d(self._read_head())[:, r]
-            heading += "\nweight " + ", ".join(f"{weight:.3g}" for weight in weights)
-        axes.set_ylabel(
-            heading,
-            weight="bold",
-            color=f"C{r % 10}",
-            rotation=0,
-            ha="right",
-            va="center",
-            labelpad=12,
-        )
+            shown = [
+                f"{weights[r]:.3g} ({share:.0%})"
+                for weights, share in zip(self._list_weights(), self._list_shares(r), strict=True)
+            ]
+            heading += "\nweight " + ", ".join(shown)
+        return heading
 
+    def _list_weights(self) -> np.ndarray:
+        """Return the weights of each block, of a single one unless the model is coupled."""
+        return np.atleast_2d(self._read_head())
 
-def _find_top(column: np.ndarray, n: int) -> np.ndarray:
-    """Return the places of the largest magnitudes in a column, all if it has fewer than `n`."""
-    return find_largest(np.abs(column)[None], min(n, column.size))[0]
-
-
-def _make_figure(width: float, height: float) -> "Figure":
-    """Make an empty figure, in inches; say what to install if Matplotlib is missing."""
-    matplotlib = require("matplotlib.figure", "plot needs Matplotlib: pip install matplotlib")
-    figure = matplotlib.Figure(figsize=(width, height), layout="constrained")
-    # A notebook knows how to show pyplot's figures, or any after "%matplotlib inline".
-    figure._repr_png_ = functools.partial(_draw_png, figure)
-    return figure
-
-
-def _draw_png(figure: "Figure") -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
-
-
-def _draw_bars(
-    num_bars: int,
-    panels: "Iterable[Axes]",
-    labels: np.ndarray,
-    factor: np.ndarray,
-    ends: Sequence[np.ndarray],
-) -> None:
-    """Draw the largest elements of each component, the largest on top, and their intervals."""
-    limits = _find_limits(factor, *ends)
-    for r, axes in enumerate(panels):
-        rows = _find_top(factor[:, r], num_bars)
-        places = range(rows.size)
-        axes.barh(places, factor[rows, r], color=f"C{r % 10}")
-        if ends:
-            lower, upper = ends
-            axes.hlines(places, lower[rows, r], upper[rows, r], color="black", linewidth=1)
-        axes.set_yticks(places, list(map(_shorten, take_labels(labels, rows))), **_TICKS)
-        axes.set_ylim(num_bars - 0.5, -0.5)
-        axes.set_xlim(*limits)
-        axes.axvline(0, color="gray", linewidth=0.8)
-
-
-def _draw_lines(
-    panels: "Iterable[Axes]", labels: np.ndarray, factor: np.ndarray, ends: Sequence[np.ndarray]
-) -> None:
-    """Draw each column of a factor along its labels, in the band of its intervals."""
-    is_scale = labels.dtype.kind in "iufM" and labels.size > 1  # numbers or dates
-    if is_scale:
-        order = np.argsort(labels, kind="stable")
-        x = labels[order]
-    else:
-        order = np.arange(labels.size)
-        x = order
-    limits = _find_limits(factor, *ends)
-    marker = ""
-    if labels.size <= _MAX_MARKERS:
-        marker = "."
-    for r, axes in enumerate(panels):
-        axes.plot(x, factor[order, r], marker=marker, color=f"C{r % 10}", linewidth=1)
-        if ends:
-            lower, upper = ends
-            color = f"C{r % 10}"
-            axes.fill_between(x, lower[order, r], upper[order, r], color=color, alpha=0.3, lw=0)
-        axes.axhline(0, color="gray", linewidth=0.8)
-        axes.set_ylim(*limits)
-        _set_ticks(axes, labels, is_scale)
-
-
-def _set_ticks(axes: "Axes", labels: np.ndarray, is_scale: bool) -> None:
-    """Choose ticks for ordered labels: of dates, of numbers, or five names."""
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-    from matplotlib.ticker import MaxNLocator
-
-    kind = labels.dtype.kind
-    if not is_scale:
-        evenly = np.linspace(0, labels.size - 1, 5)
-        places = np.unique(evenly.round().astype(int))
-        shown: Any = labels[places]
-        if kind != "M":  # as Python's objects; tolist would make numbers of dates
-            shown = shown.tolist()
-        axes.set_xticks(places, list(map(_shorten, shown)), rotation=20, ha="right", **_TICKS)
-    elif kind == "M":
-        locator = AutoDateLocator(maxticks=7)
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(7, integer=kind in "iu"))
+    def _list_shares(self, r: int) -> np.ndarray:
+        """Return the share of a component in the sum of all weights, in each block."""
+        magnitudes = np.abs(self._list_weights())
+        totals = magnitudes.sum(axis=1)
+        return magnitudes[:, r] / np.where(totals > 0, totals, 1)
 
 
 def _list_entries(top: Mapping[Any, float]) -> str:
     """Return labels and their elements as text, without those that are nearly 0."""
-    least = _LEAST_SHARE * max(map(abs, top.values()), default=0)
-    shown = {label: element for label, element in top.items() if abs(element) >= least}
+    largest = max(map(abs, top.values()), default=0)
+    shown = {label: element for label, element in top.items() if is_visible(element, largest)}
     return ", ".join(f"{label} {element:.2g}" for label, element in shown.items())
-
-
-def _find_limits(*arrays: np.ndarray) -> tuple[float, float]:
-    """Return the bounds of the scale that all panels of a mode share; it contains 0.
-
-    >>> _find_limits(np.array([1.0, 2.0]))
-    (0.0, 2.1)
-    """
-    low = float(np.fmin.reduce([0.0, *map(np.min, arrays)]))  # not nan
-    high = float(np.fmax.reduce([0.0, *map(np.max, arrays)]))
-    margin = 0.05 * (high - low) or 1.0
-    return low - margin * (low < 0), high + margin
-
-
-def _shorten(label: Any) -> str:
-    """Return a label as text, cut if it is long."""
-    text = str(label)
-    if len(text) <= _MAX_NAME_LENGTH:
-        return text
-    return text[: _MAX_NAME_LENGTH - 1] + "…"

@@ -79,7 +79,7 @@ class _NewRows(LabelledFactors):
         ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
         >>> new = pd.DataFrame({"user": ["cy", "cy"], "item": ["tea", "milk"], "n": [6, 8]})
         >>> cp.transform(new, "user", "n")  # doctest: +NORMALIZE_WHITESPACE
-                0
+                1
         user
         cy    2.0
         """

@@ -186,8 +186,11 @@ def test_pictures_show_the_largest_elements(kind):
     figure = model.plot(2, lines=[])
     panels = np.array(figure.axes).reshape(len(model.components), len(model.names))
     for n, column in enumerate(panels.T):
-        for axes, top in zip(column, model.top(n, 2), strict=False):
-            assert [bar.get_width() for bar in axes.patches] == [*top.values()]
+        for title, axes, top in zip(model.components, column, model.top(n, 2), strict=False):
+            widths = [element for element in top.values() if element != 0]
+            if title not in (f"{model.names[n]} bias", *range(99)):  # a bias of another mode
+                widths = []
+            assert [bar.get_width() for bar in axes.patches] == widths
 
 
 def make_frame(kind, dense):
@@ -451,8 +454,23 @@ def test_rows_of_the_data_of_the_fit_come_back(id):
         assert np.abs(found - old).max() <= 1e-3 * np.abs(old).max()
 
 
+@pytest.mark.parametrize(
+    "kind", {k.model: k for k in LABELLED.values()}.values(), ids=lambda k: k.id
+)
+def test_texts_name_the_largest_elements(kind):
+    model = make_model(kind.id)
+    text = str(model)
+    assert text.startswith(repr(model))
+    for n, name in enumerate(model.names):
+        assert f"{name}" in text
+        for top in model.top(n, 1):
+            for entry, element in top.items():
+                assert element == 0 or f"{entry} {element:.2g}" in text
+
+
 def test_each_method_of_models_is_tried():
     tried = {
+        "describe",
         "extend",
         "load",
         "plot",

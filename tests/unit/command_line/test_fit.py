@@ -88,7 +88,7 @@ def test_values_are_merged(folder, table, capsys):
     means = table.groupby(["user", "item"])["stars"].mean().unstack(fill_value=0)
     expected = np.linalg.svd(means.to_numpy(), compute_uv=False)[0]
     assert cp.weights[0] == pytest.approx(expected, rel=1e-3)
-    assert "component 0" not in capsys.readouterr().out
+    assert "component 1" not in capsys.readouterr().out
 
 
 def test_added_values_are_named(folder, capsys):

@@ -221,7 +221,7 @@ def test_tables():
     for frame, factor, name in zip(frames, cp.factors, NAMES, strict=True):
         assert frame.index.name == name
         assert np.array_equal(frame.to_numpy(), factor)
-        assert list(frame.columns) == [0, 1, 2]
+        assert list(frame.columns) == [1, 2, 3]
     tidy = cp.to_tidy()
     assert list(tidy.columns) == ["mode", "label", "component", "value"]
     for name, frame in zip(NAMES, frames, strict=True):
@@ -344,7 +344,7 @@ def test_transform(non_negative):
     rows = cp.transform(FRAME, "user", "n", non_negative=non_negative)
     assert rows.index.tolist() == ["ann", "yan", "zoe"]
     assert rows.index.name == "user"
-    assert list(rows.columns) == [0, 1, 2]
+    assert list(rows.columns) == [1, 2, 3]
     dense = np.zeros((3, 6, 7))
     dense[[2, 2, 0, 1], [1, 2, 0, 5], [0, 6, 3, 1]] = FRAME["n"]
     khatri_rao = np.einsum("r,jr,kr->jkr", cp.weights, *cp.factors[1:]).reshape(-1, 3)
@@ -427,8 +427,7 @@ def make_biased():
 def test_biases_are_named_everywhere(tmp_path):
     cp, frame = make_biased()
     biases = {"mean", "user bias", "item bias", "day bias"}
-    others = {r for r, mode in enumerate(cp.flycoo.bias_modes) if mode < 0}
-    assert {*cp.components} == biases | others
+    assert {*cp.components} == biases | {1, 2}
     for component, mode in zip(cp.components, cp.flycoo.bias_modes, strict=True):
         constant = [
             np.ptp(factor[:, cp.components.index(component)]) < 1e-12 for factor in cp.factors
@@ -441,7 +440,7 @@ def test_biases_are_named_everywhere(tmp_path):
     assert {*cp.to_tidy()["component"]} == {*cp.components}
     headings = [axes.get_ylabel() for axes in cp.plot().axes]
     assert any(heading.startswith("item bias\n") for heading in headings)
-    assert any(heading.startswith(f"component {min(others)}\n") for heading in headings)
+    assert any(heading.startswith("component 1\n") for heading in headings)
     assert ">item bias<" in cp._repr_html_()
     cp.save(tmp_path / "model.npz")
     loaded = LabelledCP.load(tmp_path / "model.npz")
@@ -497,7 +496,7 @@ def test_a_file_of_an_older_release_is_read_and_says_what_it_lacks(has_biases, t
     change_header(path, make_older)
     with pytest.warns(UserWarning, match=r"lacks the weights of confidence="):
         loaded = LabelledCP.load(path)
-    assert loaded.components == (cp.components if has_biases else (0, 1, 2, 3, 4, 5))
+    assert loaded.components == (cp.components if has_biases else (1, 2, 3, 4, 5, 6))
     assert (loaded.flycoo.l2_reg, loaded.flycoo.absent) == (0.001, "unknown")
 
 
@@ -526,3 +525,28 @@ def test_a_decomposition_imported_before_the_package_warns_of_lost_labels(name, 
     assert type(found) is CPTensor
     for factor, other in zip(found.factors, expected.factors, strict=True):
         np.testing.assert_array_equal(factor, other)
+
+
+def test_labels_that_do_not_matter_have_no_bar():
+    factors = [np.array([[3.0], [4.0], [0.01], [0.0]]), np.array([[1.0]])]
+    cp = LabelledCP((None, factors), {"shop": list("abcd"), "item": ["tea"]})
+    first, _ = cp.plot().axes
+    assert [text.get_text() for text in first.get_yticklabels()] == ["b", "a"]
+    assert cp.describe() == "\ncomponent 1, weight 5 (100%)\n  shop  b 0.8, a 0.6\n  item  tea 1"
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_line"),
+    [
+        (range(2000, 2030), True),
+        ([*range(5, 24), 1], True),  # hours, of which four have no row
+        ([3, 17, 4711, 20_000], False),
+        (["a", "b"], False),
+        (np.array(["2024-01-01", "2024-03-07", "2024-03-08"], "M8[D]"), True),
+    ],
+)
+def test_numbers_with_uneven_steps_are_names(ids, is_line):
+    cp = LabelledCP((None, [np.ones((len(ids), 1))]), {"id": ids})
+    (axes,) = cp.plot().axes
+    assert bool(axes.lines and not axes.patches) == is_line
+    assert ("<svg" in cp._repr_html_()) == is_line

@@ -61,7 +61,7 @@ def test_a_panel_for_each_component_of_a_mode(x):
     panels = np.reshape(model.plot().axes, (3, 3))
     drawn = [[bool(axes.patches or axes.lines) for axes in row] for row in panels]
     assert drawn == [[True, True, True], [False, True, True], [False, False, True]]
-    assert [row[0].get_ylabel() for row in panels] == [f"component {r}" for r in range(3)]
+    assert [row[0].get_ylabel() for row in panels] == [f"component {r}" for r in (1, 2, 3)]
 
 
 def make_ragged(kind, x):
@@ -119,7 +119,11 @@ def test_coupled(x, tmp_path):
     check_tables(model, [*model.factors.values()])
     both = np.stack([cp.weights for cp in model.cp_tensors])
     np.testing.assert_array_equal(model.to_frames()[0], both)
-    heading = "component 1\nweight " + ", ".join(f"{weight:.3g}" for weight in both[:, 1])
+    shares = both[:, 1] / both.sum(axis=1)
+    shown = (
+        f"{weight:.3g} ({share:.0%})" for weight, share in zip(both[:, 1], shares, strict=True)
+    )
+    heading = f"component 2\nweight {', '.join(shown)}"
     assert heading in {axes.get_ylabel() for axes in model.plot().axes}
     model.save(tmp_path / "model.npz")
     found = LabelledCoupledCP.load(tmp_path / "model.npz")
