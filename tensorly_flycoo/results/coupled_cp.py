@@ -139,7 +139,7 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         >>> model = coupled_parafac([sold, size], 1, random_state=0)
         >>> new = np.array([[4.0]]), {"shop": ["c"], "what": ["size"]}
         >>> rows = model.transform([new], "shop")
-        >>> bool(np.isclose(rows.loc["c", 1], 2 * model.factors["shop"][0, 0]))
+        >>> bool(np.isclose(rows.loc["c", 0], 2 * model.factors["shop"][0, 0]))
         True
         """
         pandas = require("pandas", NEED_PANDAS)

@@ -72,9 +72,9 @@ class LabelledFactors:
 
     @property
     def components(self) -> tuple[int | str, ...]:
-        """What tables and pictures call the components: 1 to R, and names of those that are biases.
+        """The columns of tables: numbers of the components, from 0, but names of biases.
 
-        They are in the order of the factors' columns, which Python numbers from 0.
+        Pictures and texts, for people, number them from 1.
         """
         record = self.flycoo or FitRecord()
         bias_modes = record.bias_modes or [-1] * int(np.max(self.rank))
@@ -86,8 +86,8 @@ class LabelledFactors:
             elif mode >= 0:
                 names.append(f"{self.names[mode]} bias")
             else:
-                number += 1
                 names.append(number)
+                number += 1
         return tuple(names)
 
     @property
@@ -157,7 +157,7 @@ class LabelledFactors:
     def _repr_html_(self) -> str:
         """Return a table with a row for each component: bars for names, lines for an order."""
         head = [""]
-        columns = [[f"{component}" for component in self.components[:_MAX_ROWS]]]
+        columns = [[self._name(r) for r in range(len(self.components))[:_MAX_ROWS]]]
         if self._head == "weights":
             head.append("weight")
             columns.append(self._draw_weights())
@@ -258,7 +258,7 @@ class LabelledFactors:
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> weights, (shops, items) = cp.to_frames()
         >>> shops  # doctest: +NORMALIZE_WHITESPACE
-                1
+                0
         shop
         a     0.6
         b     0.8
@@ -287,9 +287,9 @@ class LabelledFactors:
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> cp.to_tidy()
            mode label  component  value
-        0  shop     a          1    0.6
-        1  shop     b          1    0.8
-        2  item   tea          1    1.0
+        0  shop     a          0    0.6
+        1  shop     b          0    0.8
+        2  item   tea          0    1.0
         """
         tables = []
         for frame in self.to_frames()[1]:
@@ -442,10 +442,16 @@ class LabelledFactors:
         title = self.components[r]
         return isinstance(title, int) or title == f"{name} bias"
 
+    def _name(self, r: int) -> str:
+        """Return what a reader calls a component."""
+        title = self.components[r]
+        if isinstance(title, int):
+            return f"component {title + 1}"
+        return title
+
     def _make_heading(self, r: int) -> str:
         """Return the name of a component, its weights, and their shares of those of all."""
-        title = self.components[r]
-        heading = f"component {title}" if isinstance(title, int) else title
+        heading = self._name(r)
         if self._head == "weights":
             shown = [
                 f"{weights[r]:.3g} ({share:.0%})"

@@ -79,7 +79,7 @@ class _NewRows(LabelledFactors):
         ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
         >>> new = pd.DataFrame({"user": ["cy", "cy"], "item": ["tea", "milk"], "n": [6, 8]})
         >>> cp.transform(new, "user", "n")  # doctest: +NORMALIZE_WHITESPACE
-                1
+                0
         user
         cy    2.0
         """
@@ -216,7 +216,7 @@ class LabelledCP(_NewRows, CPTensor):
     that it is. Its components are brought into one form, which does not change the model:
 
     - the columns of the factors have norm 1, and the weights hold their norms;
-    - components are sorted by weight, the largest first;
+    - components are sorted by weight, the largest first, and biases come after all others;
     - in each column, the element of largest magnitude is positive. The minus sign of a negative
       component goes to the last mode; if all its elements there have one sign, it goes to the mode
       whose positive and negative elements are most alike in size, if a mode has both.
@@ -485,7 +485,10 @@ def _bring_into_form(
         scales = scales * mantissas
         powers = powers + exponents
     new_weights = np.ldexp(scales, powers)
-    order = np.argsort(-new_weights, kind="stable")
+    is_bias = np.zeros(len(new_weights), bool)
+    if record is not None and record.bias_modes:
+        is_bias = np.asarray(record.bias_modes) >= 0
+    order = np.lexsort((-new_weights, is_bias))  # by weight, and biases last
     for n, norm in enumerate(norms):
         divisors = signs[n] * np.where(norm == 0, 1, norm)
         factors[n] = factors[n].take(xp.asarray(order), axis=1)

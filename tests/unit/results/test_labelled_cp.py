@@ -221,7 +221,7 @@ def test_tables():
     for frame, factor, name in zip(frames, cp.factors, NAMES, strict=True):
         assert frame.index.name == name
         assert np.array_equal(frame.to_numpy(), factor)
-        assert list(frame.columns) == [1, 2, 3]
+        assert list(frame.columns) == [0, 1, 2]
     tidy = cp.to_tidy()
     assert list(tidy.columns) == ["mode", "label", "component", "value"]
     for name, frame in zip(NAMES, frames, strict=True):
@@ -344,7 +344,7 @@ def test_transform(non_negative):
     rows = cp.transform(FRAME, "user", "n", non_negative=non_negative)
     assert rows.index.tolist() == ["ann", "yan", "zoe"]
     assert rows.index.name == "user"
-    assert list(rows.columns) == [1, 2, 3]
+    assert list(rows.columns) == [0, 1, 2]
     dense = np.zeros((3, 6, 7))
     dense[[2, 2, 0, 1], [1, 2, 0, 5], [0, 6, 3, 1]] = FRAME["n"]
     khatri_rao = np.einsum("r,jr,kr->jkr", cp.weights, *cp.factors[1:]).reshape(-1, 3)
@@ -427,7 +427,7 @@ def make_biased():
 def test_biases_are_named_everywhere(tmp_path):
     cp, frame = make_biased()
     biases = {"mean", "user bias", "item bias", "day bias"}
-    assert {*cp.components} == biases | {1, 2}
+    assert {*cp.components} == biases | {0, 1}
     for component, mode in zip(cp.components, cp.flycoo.bias_modes, strict=True):
         constant = [
             np.ptp(factor[:, cp.components.index(component)]) < 1e-12 for factor in cp.factors
@@ -496,7 +496,7 @@ def test_a_file_of_an_older_release_is_read_and_says_what_it_lacks(has_biases, t
     change_header(path, make_older)
     with pytest.warns(UserWarning, match=r"lacks the weights of confidence="):
         loaded = LabelledCP.load(path)
-    assert loaded.components == (cp.components if has_biases else (1, 2, 3, 4, 5, 6))
+    assert loaded.components == (cp.components if has_biases else (0, 1, 2, 3, 4, 5))
     assert (loaded.flycoo.l2_reg, loaded.flycoo.absent) == (0.001, "unknown")
 
 
