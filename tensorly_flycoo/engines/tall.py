@@ -34,6 +34,11 @@ _MIN_CPU_ENGINE_WORK = 2**18
 #: Longer rows leave the registers and caches for which the CPU engine's products are written.
 _MAX_CPU_ENGINE_NBYTES = 512
 
+#: Elements of a part of which the maximum is found, and the parts that are worth it for each of the
+#: largest elements: of fewer, one often has several of these.
+_PART_SIZE = 64
+_PARTS_PER_PLACE = 4
+
 #: Elements of which a BLAS computes an inner product without waking its threads.
 _INNER_SIZE = 8192
 
@@ -196,11 +201,27 @@ def find_largest(x: Array, n: int) -> Array:
     """
     xp = array_module(x)
     # Few elements need be sorted: those that are not below the n-th largest of their row, or nan.
-    nth_largest = xp.partition(x, x.shape[1] - n, axis=1)[:, -n, None]
-    rows, columns = xp.nonzero(~(x < nth_largest))
+    # The places of a flat array take NumPy a seventh of the time.
+    places = xp.flatnonzero(~(x < _find_threshold(x, n)[:, None]))
+    rows, columns = xp.divmod(places, x.shape[1])
     order = xp.lexsort(xp.stack([columns, -x[rows, columns], rows]))  # by row, element, column
     starts = xp.searchsorted(rows, xp.arange(len(x)))
     return columns[order[starts[:, None] + xp.arange(n)]]
+
+
+def _find_threshold(x: Array, n: int) -> Array:
+    """Return for each row a number that at least n elements are not below, and few others.
+
+    Of n largest maxima of parts of a row, each is an element. Maxima take one pass over a long row,
+    where finding its n-th largest element takes many.
+    """
+    xp = array_module(x)
+    num_parts = x.shape[1] // _PART_SIZE
+    if num_parts < _PARTS_PER_PLACE * n:
+        return xp.partition(x, x.shape[1] - n, axis=1)[:, -n]
+    # Parts of elements that lie apart: the largest of a row may be neighbours.
+    parts = x[:, : num_parts * _PART_SIZE].reshape(len(x), _PART_SIZE, num_parts)
+    return xp.partition(parts.max(axis=1), num_parts - n, axis=1)[:, -n]
 
 
 def inner_product(a: Array, b: Array) -> Any:

@@ -1,5 +1,7 @@
 """Recommendations by a CP model, such as films to users, and their quality."""
 
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,15 @@ from ..io.entries import place_entries
 from ..loop.cp_model import multiply_all
 from ..loop.guarding import describe_as
 from ..loop.model_uses import check_model
-from ..ops.cp_entries import choose_block_size, take_model
+from ..ops.cp_entries import take_model
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.entrance import mirror
 from ..tensor.indexing import match_sorted
 from ..tensor.labelled import Labels, as_labels, number_modes, take_labels
 from .cp_fit import cp_fit
+
+#: Predictions that are made together: with fewer, a BLAS is slow to multiply so few rows.
+_BLOCK_NUMBERS = 2**23
 
 
 @mirror
@@ -28,6 +33,7 @@ def recommend(
     *,
     of: int | str | None = None,
     exclude: "LabelledData | None" = None,
+    clip: tuple[float, float] | None = None,
 ) -> list[dict[Any, float]]:
     """Find the labels with the highest predictions of a model, such as films for each user.
 
@@ -45,6 +51,9 @@ def recommend(
         mode are averaged.
     exclude : FlycooTensor, LabelledTensor or sparse.COO, optional
         Pairs with a nonzero here are left out, such as those of the tensor that was decomposed.
+    clip : (float, float), optional
+        The ends of the scale, such as ``(1, 5)`` stars: predictions beyond are moved to them, after
+        the best were found.
 
     Returns
     -------
@@ -58,7 +67,8 @@ def recommend(
         If `n` is no integer, or `exclude` is not sparse.
     ValueError
         If there is no such mode, `of` is `mode`, one of `ids` is unknown, `n` is below 1, the model
-        is not finite or no CP model, or `exclude` has another shape, other labels or other modes.
+        is not finite or no CP model, `exclude` has another shape, other labels or other modes, or
+        `clip` is no pair of ascending numbers.
 
     Notes
     -----
@@ -74,6 +84,8 @@ def recommend(
     >>> recommend(cp, "user", ["ann"], 2, exclude=FlycooTensor([[0], [0]], [4.0], (2, 3)))
     [{'Brazil': 2.0, 'Cube': 1.0}]
     """
+    if clip is not None:
+        check_clip(clip)
     check_model("recommend", cp_tensor, exclude)
     first, second = _find_modes(cp_tensor, mode, of)
     weights, factors = take_model(cp_tensor)
@@ -87,32 +99,54 @@ def recommend(
     if exclude is not None:
         excluded = _list_pairs(exclude, [first, second])
 
-    # Block by block, since the predictions of all rows may not fit in memory.
-    xp = array_module(columns)
-    step = choose_block_size(columns, column_labels.size)
-    n = min(check_count(n, "n"), column_labels.size)
-    best: list[dict[Any, float]] = []
-    for start in range(0, rows.size, step):
-        block = xp.asarray(rows[start : start + step])
+    def predict(block: Array) -> Array:
+        """Predict all columns of some rows."""
         predicted = factors[first][block] @ columns.T
-        check_finite(predicted.reshape(-1), "the model's predictions")
-        if excluded is not None:
-            block_rows, pairs = match_sorted(block, excluded[0], xp)
-            predicted[block_rows, excluded[1, pairs]] = -np.inf
-        best += _list_largest(predicted, n, column_labels)
+        # Their sums show what is not finite, in less time than all of them.
+        if not np.isfinite(move(predicted.sum(axis=1), np)).all():
+            check_finite(predicted.reshape(-1), "the model's predictions")
+        return predicted
+
+    xp = array_module(columns)
+    largest = _list_largest(predict, rows, check_count(n, "n"), column_labels.size, excluded, xp)
+    best = []
+    for places, values in largest:
+        shown = values if clip is None else values.clip(*clip)
+        best.append(dict(zip(take_labels(column_labels, places), shown.tolist(), strict=True)))
     return best
 
 
-def _list_largest(predicted: Array, n: int, labels: np.ndarray) -> list[dict[Any, float]]:
-    """List the labels and values of the `n` largest predictions of each row, but those excluded."""
-    places = find_largest(predicted, n)
-    values = move(array_module(predicted).take_along_axis(predicted, places, axis=1), np)
-    largest = []
-    for places_of_row, values_of_row in zip(move(places, np), values, strict=True):
-        is_left = values_of_row > -np.inf
-        names = take_labels(labels, places_of_row[is_left])
-        largest.append(dict(zip(names, values_of_row[is_left].tolist(), strict=True)))
-    return largest
+def check_clip(clip: Any) -> None:
+    """Refuse what are not the two ends of a scale."""
+    ends = np.asarray(clip, dtype=np.float64)
+    if ends.shape != (2,) or not ends[0] < ends[1]:
+        raise ValueError(f"clip is {clip!r}, expected two ascending numbers, such as (1, 5)")
+
+
+def _list_largest(
+    predict: Callable[[Array], Array],
+    rows: np.ndarray,
+    n: int,
+    num_columns: int,
+    excluded: Array | None,
+    xp: ModuleType,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the places and values of the `n` largest predictions of each row, but those excluded.
+
+    Block by block, since the predictions of all rows may not fit in memory.
+    """
+    step = max(1, _BLOCK_NUMBERS // num_columns)
+    for start in range(0, rows.size, step):
+        block = xp.asarray(rows[start : start + step])
+        predicted = predict(block)
+        if excluded is not None:
+            block_rows, pairs = match_sorted(block, excluded[0], xp)
+            predicted[block_rows, excluded[1, pairs]] = -np.inf
+        places = find_largest(predicted, min(n, num_columns))
+        values = move(xp.take_along_axis(predicted, places, axis=1), np)
+        for places_of_row, values_of_row in zip(move(places, np), values, strict=True):
+            is_left = values_of_row > -np.inf
+            yield places_of_row[is_left], values_of_row[is_left]
 
 
 def _find_labels(
@@ -162,7 +196,8 @@ def evaluate(
     dict of str to float
         "rmse", the root mean square of the errors; "precision", the share of all recommendations
         that are held-out entries; "recall", the share of a row's held-out entries that are
-        recommended, averaged over the rows that have some.
+        recommended, averaged over the rows that have some. With `exclude`, the known entries, also
+        "popular_recall": that of recommending to all rows what has the most known entries.
 
     Raises
     ------
@@ -191,18 +226,40 @@ def evaluate(
     for row, column in move(coords[[first, second]], np).T.tolist():
         held_out.setdefault(row, set()).add(column)
     best = recommend(take_model(cp_tensor), first, [*held_out], n, of=second, exclude=exclude)
-    num_hits = 0
-    recalls = []
-    for columns, recommended in zip(held_out.values(), best, strict=True):
-        hits = columns & recommended.keys()
-        num_hits += len(hits)
-        recalls.append(len(hits) / len(columns))
+    num_hits = sum(
+        len(columns & recommended.keys())
+        for columns, recommended in zip(held_out.values(), best, strict=True)
+    )
     num_recommended = sum(map(len, best))
-    return {
+    measures = {
         "rmse": rmse,
         "precision": num_hits / max(1, num_recommended),
-        "recall": sum(recalls) / len(recalls),
+        "recall": _find_recall(held_out, map(set, best)),
     }
+    if exclude is not None:
+        size = take_model(cp_tensor)[1][second].shape[0]
+        popular = _list_popular(_list_pairs(exclude, [first, second]), [*held_out], n, size)
+        measures["popular_recall"] = _find_recall(held_out, popular)
+    return measures
+
+
+def _find_recall(held_out: dict[int, set[int]], best: Iterable[set[int]]) -> float:
+    """Return the share of a row's held-out columns that are among its best, averaged over rows."""
+    pairs = zip(held_out.values(), best, strict=True)
+    recalls = [len(columns & recommended) / len(columns) for columns, recommended in pairs]
+    return sum(recalls) / len(recalls)
+
+
+def _list_popular(known: Array, rows: list[int], n: int, size: int) -> Iterator[set[int]]:
+    """Yield for each row the `n` columns with the most known entries, but its own known ones."""
+    xp = array_module(known)
+    counts = xp.bincount(known[1], minlength=size).astype(np.float64)
+
+    def predict(block: Array) -> Array:
+        return xp.tile(counts, (len(block), 1))
+
+    for places, _ in _list_largest(predict, np.asarray(rows), n, size, known, xp):
+        yield set(places.tolist())
 
 
 def _find_modes(cp_tensor: Any, mode: int | str, of: int | str | None) -> tuple[int, int]:

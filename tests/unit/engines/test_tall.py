@@ -57,6 +57,20 @@ def test_the_largest_of_each_row():
         assert tall.find_largest(x, n).tolist() == expected
 
 
+@pytest.mark.parametrize("kind", ["normal", "few values", "descending", "infinite"])
+def test_the_largest_of_long_rows(kind):
+    x = np.random.default_rng(0).standard_normal((5, 3001))
+    if kind == "few values":
+        x = np.rint(x)
+    if kind == "descending":
+        x = -np.sort(-x)
+    if kind == "infinite":
+        x[:, 5:2900] = -np.inf
+    expected = np.argsort(-x, axis=1, kind="stable")
+    for n in (1, 10, 100):
+        np.testing.assert_array_equal(tall.find_largest(x, n), expected[:, :n])
+
+
 def test_stacks():
     stack = np.random.default_rng(0).standard_normal((5, 4, 4))
     stack += stack.swapaxes(1, 2)

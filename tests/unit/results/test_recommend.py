@@ -13,7 +13,7 @@ from tensorly_flycoo import (
     from_dataframe,
     recommend,
 )
-from tensorly_flycoo.ops import cp_entries
+from tensorly_flycoo.results import recommend as recommend_module
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE, RANK = (8, 32, 4), 3
@@ -46,7 +46,7 @@ def list_pairs(x, modes):
 @pytest.mark.parametrize("block", [1, 64, 2**22])
 @pytest.mark.parametrize("modes", [(0, 1), (1, 0), (2, 1)])
 def test_the_best_without_what_is_known(modes, block, dtype, monkeypatch):
-    monkeypatch.setattr(cp_entries, "_CPU_BLOCK_NUMBERS", block)
+    monkeypatch.setattr(recommend_module, "_BLOCK_NUMBERS", block)
     model, x = make_model(dtype), random_tensor(SHAPE, 150, random_state=0, dtype=dtype)
     for n in (1, 5, 40):
         found = recommend(model, modes[0], n=n, of=modes[1])
@@ -65,7 +65,12 @@ def test_all_may_be_known():
     model = (None, [np.ones((2, 1)), np.ones((3, 1))])
     assert recommend(model, 0, exclude=x) == [{}, {}]
     assert recommend(model, 0, []) == []
-    assert evaluate(model, x, exclude=x) == {"rmse": 0, "precision": 0, "recall": 0}
+    assert evaluate(model, x, exclude=x) == {
+        "rmse": 0,
+        "precision": 0,
+        "recall": 0,
+        "popular_recall": 0,
+    }
 
 
 def test_names_and_labels():
@@ -95,13 +100,28 @@ def test_an_evaluation():
     assert found["rmse"] == pytest.approx(np.sqrt((residual**2).mean()), rel=1e-14)
     wanted = {*zip(*coords[:2].tolist(), strict=True)}
     best = list_best(model, (0, 1), 5, list_pairs(known, (0, 1)))
-    hits, count, recalls = 0, 0, []
+    hits, count, recalls, popular_recalls = 0, 0, [], []
+    pairs = list_pairs(known, (0, 1))
+    counts = np.bincount(known.nonzeros()[0][1], minlength=SHAPE[1])
     for row in sorted({row for row, _ in wanted}):
         own = {column for other, column in wanted if other == row}
         hits, count = hits + len(own & {*best[row]}), count + len(best[row])
         recalls.append(len(own & {*best[row]}) / len(own))
+        popular = sorted(range(SHAPE[1]), key=lambda column: (-counts[column], column))
+        popular = [column for column in popular if (row, column) not in pairs][:5]
+        popular_recalls.append(len(own & {*popular}) / len(own))
     assert hits
     assert (found["precision"], found["recall"]) == (hits / count, pytest.approx(np.mean(recalls)))
+    assert found["popular_recall"] == pytest.approx(np.mean(popular_recalls))
+    assert "popular_recall" not in evaluate(model, held_out, n=5)
+
+
+def test_predictions_stay_on_the_scale():
+    model = make_model()
+    plain, clipped = recommend(model, 0, n=7), recommend(model, 0, n=7, clip=(-1, 2))
+    for one, other in zip(plain, clipped, strict=True):
+        assert other == {label: min(max(value, -1), 2) for label, value in one.items()}
+        assert [*other] == [*one]
 
 
 def test_users_of_two_groups_get_what_their_group_likes():
