@@ -16,7 +16,14 @@ from tensorly.backend import BackendManager
 from tensorly.backend.numpy_backend import NumpyBackend
 
 from ..base.array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move, share
-from ..base.checks import DEVICES, check_choice, check_dtype, check_place, densify_error
+from ..base.checks import (
+    DEVICES,
+    DensifyError,
+    check_choice,
+    check_dtype,
+    check_place,
+    densify_error,
+)
 from ..base.reporting import span
 from ..engines import tall
 from ..loop.gram_products import GramMemory, GramProduct, find_gram, solve_on_host, start_product
@@ -384,6 +391,19 @@ _TAKES_SPARSE = {
 _TAKES_NO_ARRAY = {"arange", "check_random_state", "eps", "eye", "finfo", "ones", "zeros"}
 
 
+#: Functions whose results are small, but that sparse tensors do not have; and what to use.
+_FINDS_ELEMENTS = dict.fromkeys(
+    ("all", "any", "argmax", "argmin", "argsort", "sort"),
+    "x.max() and x.min() count the zeros too, and tl.tensor(x).nonzeros() has what is stored",
+)
+
+#: What to use for products.
+_INSTEAD = dict.fromkeys(
+    ("einsum", "tensordot", "matmul"),
+    "tl.tenalg.mode_dot(x, matrix, mode) multiplies x by a matrix in a mode",
+)
+
+
 def _refuse_sparse(name: str, function: Callable) -> Callable:
     """Let a function refuse sparse tensors, or apply a ufunc to their values."""
 
@@ -394,7 +414,13 @@ def _refuse_sparse(name: str, function: Callable) -> Callable:
             return function(*args, **kwargs)
         if isinstance(function, np.ufunc):
             return views.apply_ufunc(function, *args, **kwargs)
-        raise densify_error(f"tl.{name}", sparse.shape, _USE_NONZEROS)
+        if name == "clip":
+            x, *limits = args
+            x = x if isinstance(x, LabelledTensor) else as_flycoo(x)
+            return np.clip(x, *limits, **kwargs)
+        if name in _FINDS_ELEMENTS:
+            raise DensifyError(f"tl.{name} takes no sparse tensor; {_FINDS_ELEMENTS[name]}")
+        raise densify_error(f"tl.{name}", sparse.shape, _INSTEAD.get(name, _USE_NONZEROS))
 
     return refuse_sparse
 

@@ -769,6 +769,16 @@ class FlycooTensor:
         """Compute ``self + sign * other``; errors name the `operation`."""
         if hasattr(other, "labels"):  # a LabelledTensor
             return other._label(self._add(other.tensor, sign, operation))
+        number = _as_real(other)
+        if number == 0:  # as in Python's `sum`
+            return self
+        if number is not None:
+            instead = (
+                f"zeros would become {sign * number}; numpy.log1p(x) is log(x + 1), and "
+                "x.map(function) changes the stored values alone"
+            )
+            name = operation.replace("array", f"{number}")
+            raise densify_error(name, self.shape, instead)
         other = self._take_coo(other)
         if not isinstance(other, FlycooTensor):
             raise densify_error(operation, self.shape, _USE_FIT)
@@ -896,6 +906,8 @@ class FlycooTensor:
         if ours is None or not args or not is_first:
             name = f"{function.__module__}.{function.__name__}"
             instead = "x.map(function) does if it keeps zeros, and x.to_coo() gives the nonzeros"
+            if function in (np.einsum, np.tensordot, np.dot, np.matmul):
+                instead = "tl.tenalg.mode_dot(x, matrix, mode) multiplies x by a matrix in a mode"
             raise densify_error(name, self.shape, instead)
         for option in kwargs:
             if option not in signature(ours).parameters:

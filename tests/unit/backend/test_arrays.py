@@ -11,6 +11,7 @@ import tensorly as tl
 import tensorly_flycoo
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.backend import register
+from tensorly_flycoo.testing import random_tensor
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -464,3 +465,29 @@ def test_reductions_name_themselves_when_they_refuse_an_option(x, name):
         getattr(tl, name)(x, axis=0, keepdims=True)
     with pytest.raises(TypeError, match=message):
         getattr(tl, name)(tl.unfold(x, 1), 0, keepdims=True)
+
+
+def test_clip_keeps_what_is_within_the_limits():
+    x = random_tensor((4, 5, 6), 20, random_state=0)
+    with tl.backend_context("flycoo"):
+        found = tl.clip(x, 0, 1)
+        with pytest.raises(DensifyError, match="clip"):
+            tl.clip(x, 1, 2)
+    np.testing.assert_array_equal(found.to_coo().todense(), x.to_coo().todense().clip(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (tl.argmax, r"tl\.argmax takes no sparse tensor; x\.max\(\)"),
+        (tl.any, r"tl\.any takes no sparse tensor"),
+        (lambda x: tl.einsum("ijk,ia->ajk", x, np.ones((4, 2))), "mode_dot"),
+        (lambda x: tl.tensordot(x, np.ones((4, 2)), ([0], [0])), "mode_dot"),
+        (lambda x: np.einsum("ijk,ia->ajk", x, np.ones((4, 2))), "mode_dot"),
+    ],
+)
+def test_refusals_name_what_does(call, message):
+    x = random_tensor((4, 5, 6), 20, random_state=0)
+    with tl.backend_context("flycoo"), pytest.raises(DensifyError, match=message) as error:
+        call(x)
+    assert ("dense" in str(error.value)) == (message == "mode_dot")

@@ -171,3 +171,10 @@ def test_a_coo_on_either_side():
     for multiply in (lambda: x * coo, lambda: coo * x):
         with pytest.raises(TypeError, match="is the elementwise product"):
             multiply()
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, np.float32(0)])
+def test_zero_is_neutral(zero, x):
+    for found in (x + zero, zero + x, x - zero):
+        np.testing.assert_array_equal(to_dense(found), to_dense(x))
+    np.testing.assert_array_equal(to_dense(sum([x, x, x])), 3 * to_dense(x))
