@@ -1,6 +1,7 @@
 """The code itself: lint, format, types, floors (imports point down only), and circles."""
 
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,17 @@ COMMANDS = {
 def test_code(command):
     program = Path(sys.executable).parent / command[0]
     process = subprocess.run([program, *command[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+
+
+@pytest.mark.slow
+def test_readme_has_the_types_that_its_readers_check(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    script = tmp_path / "readme.py"
+    script.write_text("".join(blocks))
+    program = Path(sys.executable).parent / "mypy"
+    command = [program, "--strict", "--follow-imports=silent", "--ignore-missing-imports", script]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
 
 

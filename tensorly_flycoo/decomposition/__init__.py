@@ -43,7 +43,20 @@ UNGUARDED = {
 #: What surrounds a decomposition that users call.
 guard_labelled: Any = functools.partial(guard, label=label_result, describe=describe_fit)
 
-__all__ = sorted(UNGUARDED | {"coupled_parafac": coupled_parafac})
+# Type checkers read the names, so they are listed.
+__all__ = [
+    "constrained_parafac",
+    "coupled_parafac",
+    "generalized_parafac",
+    "non_negative_parafac",
+    "non_negative_parafac_hals",
+    "non_negative_tucker",
+    "non_negative_tucker_hals",
+    "observed_parafac",
+    "parafac",
+    "parafac2",
+    "tucker",
+]
 
 for _name, _function in UNGUARDED.items():
     globals()[_name] = guard_labelled(_function)

@@ -1,7 +1,7 @@
 """The fit of a CP model to a sparse tensor, or to entries that were held out of it."""
 
 import math
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,14 +44,6 @@ class CPFit(NamedTuple):
     num_entries: int
 
 
-@overload
-def cp_fit(x: LabelledData, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ...) -> CPFit: ...
-
-
-@overload
-def cp_fit(x: Any, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ..., loss: str) -> Any: ...
-
-
 @mirror
 def cp_fit(
     x: LabelledData,
@@ -60,7 +52,7 @@ def cp_fit(
     mask: Mask = None,
     held_out: tuple[Array, Array] | None = None,
     loss: str | None = None,
-) -> CPFit | CountFit:
+) -> Any:  # of which kind, the model decides
     """Compute how well a CP model fits all cells of a sparse tensor, or only held-out entries.
 
     Neither the tensor nor the model is made dense.
