@@ -1,7 +1,7 @@
 """MTTKRP of a tensor of Reddit-2015's shape: 4.69e9 nonzeros in slabs; needs 139 GB on a GPU.
 
     python tests/gpu/reddit_run.py
-    python tests/gpu/reddit_run.py --rank 100 --iterations 80 --gpus 1 2
+    python tests/gpu/reddit_run.py --rank 100 --iterations 80 --gpus 1 2 --precision mixed
 
 The first line times a sweep of whole numbers, 1, 2 and their negatives, and compares each entry of
 each mode with sums in float64: both are exact, so that a single lost nonzero shows. The second line
@@ -118,7 +118,8 @@ def check_bits(problem, options):
     """Time parafac on each number of GPUs; the factors must have the same bits."""
     digests = set()
     for gpus in options.gpus:
-        with tensorly_flycoo.set_device("cuda", gpus=gpus):
+        precision = tensorly_flycoo.set_precision(options.precision)
+        with tensorly_flycoo.set_device("cuda", gpus=gpus), precision:
             fixed = (problem, options.slabs, options.rank, options.iterations)
             digests.add(time_parafac(*fixed, gpus))
         cupy.get_default_memory_pool().free_all_blocks()
@@ -132,6 +133,7 @@ def main():
     parser.add_argument("--slabs", type=int, default=16)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--iterations", type=int, help="of parafac, in place of the check")
+    parser.add_argument("--precision", choices=["own", "mixed"], default="own")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1], help="for --iterations")
     options = parser.parse_args()
     arguments = ("reddit-2015", 3.0, True, 1.0, options.share)
