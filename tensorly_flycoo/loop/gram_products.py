@@ -43,6 +43,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy
 from ..base.devices import Devices, bring_each
+from ..engines.narrow_rows import NarrowRows
 from ..engines.tall import gpu_kernels, solve
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
@@ -62,6 +63,7 @@ class _CachedGram:
     strides: tuple[int, ...] = ()
     mttkrp: "weakref.ref[Any] | None" = None  # with which `inner` is; also the owner
     inner: Any = None
+    narrow: NarrowRows | None = None  # of a factor that was rounded as it was solved for
 
     def is_of(self, factor: Array) -> bool:
         """Say whether this is still the Gram matrix of a factor at its address."""
@@ -85,6 +87,7 @@ class GramMemory:
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.factors_may_change = True  # between iterations, by a callback
         self.has_unit_weights = False  # whether all weights are known to be 1
+        self.rounds_next = False  # whether the factor that is solved for next is to be rounded
 
     def end_iteration(self) -> None:
         """Drop Gram matrices of factors that a callback may have changed."""
@@ -98,6 +101,13 @@ class GramMemory:
             self.host.forget(factor)
         elif not isinstance(factor, RowShards):  # which never change
             self.grams.pop(_address(factor), None)
+
+    def find_narrow_rows(self, factor: Any) -> NarrowRows | None:
+        """Return the narrow rows of a factor, if it was rounded as it was solved for."""
+        if not self.is_on_gpu or isinstance(factor, RowShards):
+            return None
+        cached = self.find(factor)
+        return None if cached is None else cached.narrow
 
     def find(self, factor: Array) -> _CachedGram | None:
         """Return the Gram matrix known of a factor, maybe by another view of the same numbers."""
@@ -229,8 +239,14 @@ class GramProduct:
         if kernels is None:
             return solve(self.to_array(), b)
         inverse = kernels.invert_product(self.grams, self.T.scales, self.rank, self.dtype)
-        factor, grams, inner = kernels.solve_rows(rows, inverse)
+        rounds = self._memory is not None and self._memory.rounds_next
+        narrow = None
+        if rounds and not isinstance(kernels, ShardedKernels):
+            factor, grams, inner, narrow = kernels.solve_and_round_rows(rows, inverse)
+        else:
+            factor, grams, inner = kernels.solve_rows(rows, inverse)
         cached = _keep(factor, grams, self._memory)
+        cached.narrow = narrow
         cached.mttkrp = weakref.ref(_owner(rows))
         cached.inner = inner
         if self._memory is not None:

@@ -125,9 +125,12 @@ class NarrowFactors:
         if isinstance(factor, RowShards):
             return row_shards.round_rows(factor)
         scales = self._engine.find_scales(factor)
-        narrow = self._engine.round_rows(factor, scales)
-        self._known[mode] = _Narrowed(weakref.ref(factor), narrow)
+        self.keep(factor, mode, self._engine.round_rows(factor, scales))
         return factor
+
+    def keep(self, factor: Array, mode: int, narrow: NarrowRows) -> None:
+        """Keep the narrow copy of a factor, which is rounded, while that lives."""
+        self._known[mode] = _Narrowed(weakref.ref(factor), narrow)
 
     def find(self, factors: Sequence[Any], skip: int) -> dict[int, NarrowRows] | None:
         """Return the narrow copies of all factors but one; None if not all of them have one."""

@@ -317,11 +317,12 @@ def narrow_rows_macros(rank: int, dtype: np.dtype) -> Macros:
     }
 
 
-def update_rows_macros(rank: int, dtype: np.dtype) -> Macros:
+def update_rows_macros(rank: int, dtype: np.dtype, is_narrowing: bool = False) -> Macros:
     """Specialise `update_rows.cu`, for a class of ranks."""
     cut = tuning.cut_tall(rank, dtype.itemsize)
     return {
         "VALUE": dtype,
+        "NARROW": NARROW_FORMATS[dtype].dtype if is_narrowing else dtype,
         "WIDTH": cut.width,
         "NUM_GROUPS": cut.num_groups,
         "GROUP_ROWS": cut.group_rows,

@@ -4,17 +4,17 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
 from ...base.value_dtypes import FLOAT_CHARS
-from . import launch, structs, tuning
-from .launch import DirectKernel, get_direct_kernel
+from ..narrow_rows import NARROW_FORMATS, NarrowRows
+from . import launch, narrow_rows, structs, tuning
+from .launch import DirectKernel, get_direct_kernel, row_stride
 from .macros import products_macros, update_rows_macros
-from .tuning import choose_row_nbytes
 
 #: A matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row to row
 #: and from column to column: 0 where it repeats.
@@ -84,8 +84,10 @@ def as_blocks(array: Array) -> BlockSums:
 
 def gram_blocks(x: Array) -> BlockSums:
     """Compute ``x.T @ x`` of some blocks of rows of a matrix: (n, R, R)."""
-    grams, _ = _update_rows(x, None, None)
-    return grams
+    sums = _allocate_sums(x)
+    _launch_update(_read_rows(x, *sums), x)
+    grams, _ = sums
+    return _add_grams(grams, x.dtype)
 
 
 def solve_rows(x: Array, inverse: BlockSums) -> tuple[Array, BlockSums, BlockSums]:
@@ -94,44 +96,111 @@ def solve_rows(x: Array, inverse: BlockSums) -> tuple[Array, BlockSums, BlockSum
     Returns y with rows aligned for MTTKRP; ``y.T @ y`` of some blocks of rows (n, R, R); and the
     inner products of blocks of rows of `x` and `y` (n,).
     """
-    num_rows, rank = x.shape
-    # Rows of the result may be padded, so that MTTKRP reads each by aligned loads.
-    padded_rank = choose_row_nbytes(x.itemsize * rank) // x.itemsize
-    y = cupy.empty((num_rows, padded_rank), x.dtype)
-    grams, inner = _update_rows(x, inverse, y)
-    if padded_rank > rank:
-        y = y[:, :rank]
-    return y, grams, inner
+    y = narrow_rows.allocate_rows(x.shape, x.dtype)
+    grams, inner = _allocate_sums(x)
+    update = _read_rows(x, grams, inner)
+    update = update._replace(inverse=inverse.address, y=y.data.ptr, y_stride=row_stride(y))
+    _launch_update(update, x)
+    return y, _add_grams(grams, x.dtype), inner
 
 
-def _update_rows(
-    x: Array, inverse: BlockSums | None, y: Array | None
-) -> tuple[BlockSums, BlockSums]:
-    """Compute the Gram matrices of `solve_rows`, of `x` if there is no `inverse`, and the rest."""
+def solve_and_round_rows(
+    x: Array, inverse: BlockSums
+) -> tuple[Array, BlockSums, BlockSums, NarrowRows]:
+    """Compute what `solve_rows` does, with y rounded to numbers that fit narrow rows, and these."""
+    _, rank = x.shape
+    narrow_format = NARROW_FORMATS[x.dtype]
+    y = narrow_rows.allocate_rows(x.shape, x.dtype)
+    rows = narrow_rows.allocate_rows(x.shape, narrow_format.dtype)
+    largest = cupy.zeros(rank, x.dtype)
+    grams, inner = _allocate_sums(x)
+    update = _read_rows(x, grams, inner)._replace(
+        inverse=inverse.address,
+        y=y.data.ptr,
+        y_stride=row_stride(y),
+        narrow_rows=rows.data.ptr,
+        narrow_stride=row_stride(rows),
+        largest=largest.data.ptr,
+    )
+    if narrow_format.usual_exponents:
+        guess = cupy.ones(rank, x.dtype)
+        _launch_update(update._replace(scales=guess.data.ptr), x)
+        scales = narrow_rows.make_scales(largest)
+        update = update._replace(scales=scales.data.ptr, guessed_scales=guess.data.ptr)
+    else:
+        _launch_update(update._replace(grams=0), x)
+        scales = narrow_rows.make_scales(largest)
+        update = update._replace(
+            x=update.y,
+            row_stride=update.y_stride,
+            inverse=0,
+            scales=scales.data.ptr,
+            targets=update.x,
+            target_stride=update.row_stride,
+        )
+    _launch_update(update, x)
+    return y, _add_grams(grams, x.dtype), inner, NarrowRows(rows, scales)
+
+
+class _RowUpdate(NamedTuple):
+    """The arguments of `update_rows.cu`: numbers, and addresses, 0 for what there is not."""
+
+    num_rows: int
+    rows_per_block: int
+    rank: int
+    x: int
+    row_stride: int
+    inverse: int
+    y: int
+    y_stride: int
+    grams: int
+    inner_products: int
+    narrow_rows: int
+    narrow_stride: int
+    scales: int
+    guessed_scales: int
+    largest: int
+    targets: int
+    target_stride: int
+
+
+#: The same, as the module `struct` names them.
+_ROW_UPDATE = "q2iQq2Qq3Qq4Qq"
+
+
+def _allocate_sums(x: Array) -> tuple[BlockSums, BlockSums]:
+    """Allocate the Gram matrix and the inner product of each block of rows of a matrix."""
     num_rows, rank = x.shape
-    rows_per_block = tuning.choose_rows_per_block(num_rows)
-    num_blocks = -(-num_rows // rows_per_block)
+    num_blocks = -(-num_rows // tuning.choose_rows_per_block(num_rows))
     # One piece of memory for both: Gram matrices first, then inner products.
     grams_nbytes = 8 * num_blocks * rank * rank
     memory = cupy.cuda.alloc(grams_nbytes + 8 * num_blocks)
     grams = BlockSums(memory, memory.ptr, (num_blocks, rank, rank))
     inner = BlockSums(memory, memory.ptr + grams_nbytes, (num_blocks,))
-    kernel, block_size = _get_updating_kernel(rank, x.dtype, memory.device_id)
-    kernel(
-        (num_blocks, 1),
-        block_size,
-        num_rows,
-        rows_per_block,
-        rank,
-        x.data.ptr,
-        row_stride(x),
-        0 if inverse is None else inverse.address,
-        launch.find_address(y),
-        0 if y is None else y.shape[1],
-        grams.address,
-        inner.address,
+    return grams, inner
+
+
+def _read_rows(x: Array, grams: BlockSums, inner: BlockSums) -> _RowUpdate:
+    """Return the arguments by which Gram matrices of blocks of rows are computed."""
+    num_rows, rank = x.shape
+    nothing = _RowUpdate(*[0] * len(_RowUpdate._fields))
+    return nothing._replace(
+        num_rows=num_rows,
+        rows_per_block=tuning.choose_rows_per_block(num_rows),
+        rank=rank,
+        x=x.data.ptr,
+        row_stride=row_stride(x),
+        grams=grams.address,
+        inner_products=inner.address,
     )
-    return _add_grams(grams, x.dtype), inner
+
+
+def _launch_update(update: _RowUpdate, x: Array) -> None:
+    """Launch `update_rows.cu` for the rows of a matrix."""
+    is_narrowing = update.narrow_rows != 0
+    kernel, block_size = _get_updating_kernel(update.rank, x.dtype, x.data.device_id, is_narrowing)
+    num_blocks = -(-update.num_rows // update.rows_per_block)
+    kernel((num_blocks, 1), block_size, *update)
 
 
 def _add_grams(grams: BlockSums, dtype: np.dtype) -> BlockSums:
@@ -243,8 +312,8 @@ def _list_members(grams: Sequence[BlockSums], scales: Sequence[Scale]) -> list[i
     scale_members = [0] * (3 * MAX_SCALES)
     for n, gram in enumerate(grams):
         gram_members[n::MAX_GRAMS] = gram.address, gram.shape[0]
-    for n, (array, row_stride, column_stride) in enumerate(scales):
-        scale_members[n::MAX_SCALES] = array.data.ptr, row_stride, column_stride
+    for n, (array, *strides) in enumerate(scales):
+        scale_members[n::MAX_SCALES] = array.data.ptr, *strides
     return [*gram_members, *scale_members, len(grams), len(scales)]
 
 
@@ -387,22 +456,19 @@ def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     return largest.max(axis=0), smallest.min(axis=0)
 
 
-def row_stride(x: Array) -> int:
-    """Return the numbers from the start of a row to the next."""
-    return x.strides[0] // x.itemsize
-
-
 @functools.cache
-def _get_updating_kernel(rank: int, dtype: np.dtype, device_id: int) -> tuple[DirectKernel, int]:
+def _get_updating_kernel(
+    rank: int, dtype: np.dtype, device_id: int, is_narrowing: bool
+) -> tuple[DirectKernel, int]:
     """Return the kernel for the current device, `device_id`, and the threads of a block."""
     cut = tuning.cut_tall(rank, dtype.itemsize)
     kernel = get_direct_kernel(
         "update_rows.cu",
         "update_rows",
-        "q2iQq2QqQQ",
+        _ROW_UPDATE,
         device_id,
         cut.shared_nbytes,
-        **update_rows_macros(rank, dtype),
+        **update_rows_macros(rank, dtype, is_narrowing),
     )
     return kernel, cut.block_size
 

@@ -323,7 +323,9 @@ def test_kernels_on_rows_compile(dtype, architecture):
 def test_kernels_of_gram_matrices_compile(rank, architecture):
     jobs = []
     for dtype in map(np.dtype, DTYPES):
-        jobs.append(("update_rows.cu", architecture, update_rows_macros(rank, dtype)))
+        for is_narrowing in (False, True):
+            macros = update_rows_macros(rank, dtype, is_narrowing)
+            jobs.append(("update_rows.cu", architecture, macros))
         jobs.append(("products.cu", architecture, products_macros(rank, dtype)))
     compile_all(jobs)
 
