@@ -247,8 +247,9 @@ class GramProduct:
             factor, grams, inner = kernels.solve_rows(rows, inverse)
         cached = _keep(factor, grams, self._memory)
         cached.narrow = narrow
-        cached.mttkrp = weakref.ref(_owner(rows))
-        cached.inner = inner
+        if inner is not None:
+            cached.mttkrp = weakref.ref(_owner(rows))
+            cached.inner = inner
         if self._memory is not None:
             self._memory.num_solves += 1
         return factor.T

@@ -106,13 +106,17 @@ def solve_rows(x: Array, inverse: BlockSums) -> tuple[Array, BlockSums, BlockSum
 
 def solve_and_round_rows(
     x: Array, inverse: BlockSums
-) -> tuple[Array, BlockSums, BlockSums, NarrowRows]:
-    """Compute what `solve_rows` does, with y rounded to numbers that fit narrow rows, and these."""
+) -> tuple[Array, BlockSums, BlockSums | None, NarrowRows]:
+    """Compute what `solve_rows` does, with y rounded to numbers that fit narrow rows, and these.
+
+    There are no inner products where a pass would have to read `x` again for them.
+    """
     _, rank = x.shape
     narrow_format = NARROW_FORMATS[x.dtype]
     y = narrow_rows.allocate_rows(x.shape, x.dtype)
     rows = narrow_rows.allocate_rows(x.shape, narrow_format.dtype)
     largest = cupy.zeros(rank, x.dtype)
+    inner: BlockSums | None
     grams, inner = _allocate_sums(x)
     update = _read_rows(x, grams, inner)._replace(
         inverse=inverse.address,
@@ -128,6 +132,7 @@ def solve_and_round_rows(
         scales = narrow_rows.make_scales(largest)
         update = update._replace(scales=scales.data.ptr, guessed_scales=guess.data.ptr)
     else:
+        inner = None
         _launch_update(update._replace(grams=0), x)
         scales = narrow_rows.make_scales(largest)
         update = update._replace(
@@ -135,8 +140,6 @@ def solve_and_round_rows(
             row_stride=update.y_stride,
             inverse=0,
             scales=scales.data.ptr,
-            targets=update.x,
-            target_stride=update.row_stride,
         )
     _launch_update(update, x)
     return y, _add_grams(grams, x.dtype), inner, NarrowRows(rows, scales)
@@ -160,12 +163,10 @@ class _RowUpdate(NamedTuple):
     scales: int
     guessed_scales: int
     largest: int
-    targets: int
-    target_stride: int
 
 
 #: The same, as the module `struct` names them.
-_ROW_UPDATE = "q2iQq2Qq3Qq4Qq"
+_ROW_UPDATE = "q2iQq2Qq3Qq3Q"
 
 
 def _allocate_sums(x: Array) -> tuple[BlockSums, BlockSums]:

@@ -4,9 +4,9 @@
 //
 // The scales of y's columns follow from all of y, so a first launch finds the largest magnitudes,
 // `find_scales` makes the scales of these, and a second launch rounds (see `tall.py`). Of floats
-// the first one only solves: `grams` is null; the second has y for x, no small matrix, and as
-// `targets` what x was. Scales of doubles are mostly 1: the first launch rounds by that guess, and
-// the second, which is given both, returns at once if it was right, else it does all of it anew.
+// the first one only solves: `grams` is null; the second has y for x, no small matrix, and finds no
+// inner products. Scales of doubles are mostly 1: the first launch rounds by that guess, and the
+// second, which is given both, returns at once if it was right, else it does all of it anew.
 //
 // Mapping: a block has `rows_per_block` neighbouring rows, GROUP_ROWS * NUM_GROUPS of them at a time,
 //   in shared memory beside the small matrix. A group has WIDTH / 16 warps, and each of these a
@@ -119,8 +119,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
     update_rows(long long num_rows, int rows_per_block, int rank, const VALUE* x,
                 long long row_stride, const double* inverse, VALUE* y, int y_stride, double* grams,
                 double* inner_products, NARROW* narrow_rows, long long narrow_stride,
-                const VALUE* scales, const VALUE* guessed_scales, BitsOf<VALUE>* largest,
-                const VALUE* targets, long long target_stride)
+                const VALUE* scales, const VALUE* guessed_scales, BitsOf<VALUE>* largest)
 {
     if (is_narrowing && guessed_scales && are_alike(scales, guessed_scales, rank)) return;
     extern __shared__ double memory[];
@@ -134,7 +133,6 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
     x += first * row_stride;
     y += first * y_stride;
     narrow_rows += first * narrow_stride;
-    targets += first * target_stride;
     const int first_column = 16 * strip + lane / 4;
     LaneColumns columns(scales, first_column, rank);
     const double* solved = inverse + rank * rank;
@@ -178,7 +176,6 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
                 number = rounding.widen(narrow);
                 y[row * y_stride + own_column] = number;
                 narrow_rows[row * narrow_stride + own_column] = narrow;
-                inner += static_cast<double>(number) * targets[row * target_stride + own_column];
             });
             wait_for_group<32 * strips>(group);
         }
@@ -272,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
         const bool is_below = row / 16 > column / 16;
         grams[number] = is_below ? shared.matrix[column][row] : shared.matrix[row][column];
     }
-    if (!inverse && !rounds_later) return;
+    if (!inverse) return;
     inner = sum_of_block<block_size>(inner);
     if (threadIdx.x == 0) inner_products[blockIdx.x] = inner;
 }
