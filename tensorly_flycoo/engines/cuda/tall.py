@@ -97,11 +97,20 @@ def solve_rows(x: Array, inverse: BlockSums) -> tuple[Array, BlockSums, BlockSum
     inner products of blocks of rows of `x` and `y` (n,).
     """
     y = narrow_rows.allocate_rows(x.shape, x.dtype)
+    grams, inner = _solve_rows(x, inverse, y, row_stride(y))
+    return y, grams, inner
+
+
+def _solve_rows(
+    x: Array, inverse: BlockSums, y: Array, num_written: int
+) -> tuple[BlockSums, BlockSums]:
+    """Do what `solve_rows` does for given rows `y`, of which so many columns are written."""
     grams, inner = _allocate_sums(x)
-    update = _read_rows(x, grams, inner)
-    update = update._replace(inverse=inverse.address, y=y.data.ptr, y_stride=row_stride(y))
+    update = _read_rows(x, grams, inner)._replace(
+        inverse=inverse.address, y=y.data.ptr, y_stride=row_stride(y), y_columns=num_written
+    )
     _launch_update(update, x)
-    return y, _add_grams(grams, x.dtype), inner
+    return _add_grams(grams, x.dtype), inner
 
 
 def solve_and_round_rows(
@@ -111,38 +120,72 @@ def solve_and_round_rows(
 
     There are no inner products where a pass would have to read `x` again for them.
     """
-    _, rank = x.shape
-    narrow_format = NARROW_FORMATS[x.dtype]
     y = narrow_rows.allocate_rows(x.shape, x.dtype)
-    rows = narrow_rows.allocate_rows(x.shape, narrow_format.dtype)
-    largest = cupy.zeros(rank, x.dtype)
-    inner: BlockSums | None
+    rows = narrow_rows.allocate_rows(x.shape, NARROW_FORMATS[x.dtype].dtype)
+    grams, inner, scales = _solve_and_round_rows(x, inverse, y, row_stride(y), rows)
+    return y, grams, inner, NarrowRows(rows, scales)
+
+
+def _solve_and_round_rows(
+    x: Array, inverse: BlockSums, y: Array, num_written: int, rows: Array
+) -> tuple[BlockSums, BlockSums | None, Array]:
+    """Do what `solve_and_round_rows` does for given rows `y` and narrow ones; return the scales."""
+    largest = cupy.zeros(x.shape[1], x.dtype)
     grams, inner = _allocate_sums(x)
     update = _read_rows(x, grams, inner)._replace(
         inverse=inverse.address,
         y=y.data.ptr,
         y_stride=row_stride(y),
+        y_columns=num_written,
         narrow_rows=rows.data.ptr,
         narrow_stride=row_stride(rows),
         largest=largest.data.ptr,
     )
-    if narrow_format.usual_exponents:
-        guess = cupy.ones(rank, x.dtype)
+    if NARROW_FORMATS[x.dtype].usual_exponents:
+        guess = cupy.ones(x.shape[1], x.dtype)
         _launch_update(update._replace(scales=guess.data.ptr), x)
         scales = narrow_rows.make_scales(largest)
-        update = update._replace(scales=scales.data.ptr, guessed_scales=guess.data.ptr)
-    else:
-        inner = None
-        _launch_update(update._replace(grams=0), x)
-        scales = narrow_rows.make_scales(largest)
-        update = update._replace(
-            x=update.y,
-            row_stride=update.y_stride,
-            inverse=0,
-            scales=scales.data.ptr,
-        )
-    _launch_update(update, x)
-    return y, _add_grams(grams, x.dtype), inner, NarrowRows(rows, scales)
+        again = update._replace(scales=scales.data.ptr, guessed_scales=guess.data.ptr)
+        _launch_update(again, x)
+        return _add_grams(grams, x.dtype), inner, scales
+    _launch_update(update._replace(grams=0), x)
+    scales = narrow_rows.make_scales(largest)
+    rounding = update._replace(
+        x=update.y, row_stride=update.y_stride, inverse=0, scales=scales.data.ptr
+    )
+    _launch_update(rounding, x)
+    return _add_grams(grams, x.dtype), None, scales
+
+
+def solve_side_by_side(
+    x: Array, grams: Sequence[Array], rounds: bool
+) -> tuple[Array, Array, NarrowRows | None]:
+    """Solve for the factors of models that lie side by side: (I_n, n * R), like `x`.
+
+    The system of a model is the elementwise product of its matrices in `grams`, stacks (n, R, R).
+    Returns the factors, maybe rounded as `solve_and_round_rows` does; their Gram matrices
+    (n, R, R); and their narrow rows if they are.
+    """
+    num_models, rank, _ = grams[0].shape
+    y = cupy.empty(x.shape, x.dtype)
+    rows = None
+    if rounds:
+        rows = narrow_rows.allocate_rows(x.shape, NARROW_FORMATS[x.dtype].dtype)
+    new_grams, scales = [], []
+    for n in range(num_models):
+        own = slice(n * rank, (n + 1) * rank)
+        factors = [as_blocks(stack[n : n + 1]) for stack in grams]
+        inverse = invert_product(factors, [], rank, x.dtype)
+        if rows is None:
+            gram, _ = _solve_rows(x[:, own], inverse, y[:, own], rank)
+        else:
+            gram, _, own_scales = _solve_and_round_rows(
+                x[:, own], inverse, y[:, own], rank, rows[:, own]
+            )
+            scales.append(own_scales)
+        new_grams.append(gram.to_array().sum(axis=0))
+    narrow = None if rows is None else NarrowRows(rows, cupy.concatenate(scales))
+    return y, cupy.stack(new_grams), narrow
 
 
 class _RowUpdate(NamedTuple):
@@ -156,6 +199,7 @@ class _RowUpdate(NamedTuple):
     inverse: int
     y: int
     y_stride: int
+    y_columns: int
     grams: int
     inner_products: int
     narrow_rows: int
@@ -166,7 +210,7 @@ class _RowUpdate(NamedTuple):
 
 
 #: The same, as the module `struct` names them.
-_ROW_UPDATE = "q2iQq2Qq3Qq3Q"
+_ROW_UPDATE = "q2iQq2Qqi3Qq3Q"
 
 
 def _allocate_sums(x: Array) -> tuple[BlockSums, BlockSums]:

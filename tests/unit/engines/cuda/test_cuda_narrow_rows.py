@@ -37,6 +37,9 @@ class Memory:
         self.numbers = np.full(nbytes // 8, np.nan)
         self.ptr = self.numbers.ctypes.data
 
+    def __add__(self, offset):
+        return self.numbers[offset // 8 :]
+
 
 class Cupy(types.ModuleType):
     """The functions of CuPy that the modules use; what is not written is full of ones."""
@@ -44,6 +47,10 @@ class Cupy(types.ModuleType):
     def __init__(self, name):
         super().__init__(name)
         self.cuda = SimpleNamespace(alloc=Memory)
+        self.stack, self.concatenate = np.stack, np.concatenate
+
+    def ndarray(self, shape, dtype, memptr):
+        return memptr[: np.prod(shape)].reshape(shape)
 
     def zeros(self, shape, dtype):
         return np.zeros(shape, dtype).view(DeviceArray)
@@ -162,17 +169,13 @@ def test_scales_of_more_rows(narrow_rows, dtype):
 
 
 def solve(tall, x, matrix):
-    """Solve by an inverse whose condition number is 1, and round; return blocks as arrays."""
+    """Solve by an inverse whose condition number is 1, and round; return sums of blocks."""
     system = [matrix, np.linalg.inv(matrix), [1.0]]  # as `invert` leaves it
     inverse = np.concatenate([np.ravel(numbers) for numbers in system])
     solved = tall.solve_and_round_rows(x, SimpleNamespace(address=inverse.ctypes.data))
     factor, grams, inner, narrow = solved
-    sums = [
-        blocks.memory.numbers[(blocks.address - blocks.memory.ptr) // 8 :][: np.prod(blocks.shape)]
-        for blocks in (grams, inner)
-        if blocks is not None
-    ]
-    return factor, sums[0].reshape(grams.shape), narrow, *sums[1:]
+    gram = grams.to_array().sum(axis=0)
+    return factor, gram, None if inner is None else inner.to_array().sum(), narrow
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -192,7 +195,7 @@ def test_rows_are_rounded_as_they_are_solved_for(
     expected = (x.astype(float) @ matrix).astype(dtype)
     scales = narrow_row_statements.find_scales(expected)
     rows, rounded = narrow_row_statements.round_rows(expected, scales)
-    factor, grams, narrow, *inner = solve(tall, x.view(DeviceArray), matrix)
+    factor, gram, inner, narrow = solve(tall, x.view(DeviceArray), matrix)
     np.testing.assert_array_equal(factor, rounded)
     np.testing.assert_array_equal(narrow.scales, scales)
     assert np.array(narrow.rows).tobytes() == rows.tobytes()
@@ -201,8 +204,40 @@ def test_rows_are_rounded_as_they_are_solved_for(
     eps = 2 * max(num_rows, rank) * np.finfo(float).eps
     factor = rounded.astype(float)
     bound = eps * (abs(factor.T) @ abs(factor))
-    assert (abs(grams.sum(axis=0) - factor.T @ factor) <= bound).all()
+    assert (abs(gram - factor.T @ factor) <= bound).all()
     products = x * factor
-    assert len(inner) == (dtype == np.float64)
-    for blocks in inner:
-        assert abs(blocks.sum() - products.sum()) <= eps * rank * abs(products).sum()
+    assert (inner is None) == (dtype == np.float32)
+    if inner is not None:
+        assert abs(inner - products.sum()) <= eps * rank * abs(products).sum()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("rank", [3, 16])
+def test_models_side_by_side_are_solved_for(tall, rank, rounds, dtype):
+    """Each by its own system; no number of a neighbour is written."""
+    rng = np.random.default_rng(0)
+    num_models, num_rows = 3, 40
+    # The products are those of well-conditioned matrices: at most 9 times the least eigenvalue.
+    grams = [
+        (np.eye(rank) * rng.uniform(1, 3, (num_models, rank, 1))).view(DeviceArray)
+        for _ in range(2)
+    ]
+    x = rng.standard_normal((num_rows, num_models * rank)).astype(dtype).view(DeviceArray)
+    factors, found_grams, narrow = tall.solve_side_by_side(x, grams, rounds)
+    assert (narrow is not None) == rounds
+    diagonals = np.concatenate([np.diag(a * b) for a, b in zip(*grams, strict=True)])
+    expected = np.array(x) / diagonals
+    bound = 10 * 9 * rank * np.finfo(dtype).eps * abs(expected).max()
+    if narrow is not None:
+        bound += narrow_row_statements.bound_rounding(expected.astype(dtype)).max()
+        widened = narrow_row_statements.widen(np.array(narrow.rows)) * np.array(narrow.scales)
+        np.testing.assert_array_equal(widened, factors)
+        np.testing.assert_array_equal(
+            narrow.scales, narrow_row_statements.find_scales(expected.astype(dtype))
+        )
+    assert abs(factors - expected).max() <= bound
+    for n, gram in enumerate(found_grams):
+        own = np.array(factors[:, n * rank : (n + 1) * rank], float)
+        bound = 2 * num_rows**2 * np.finfo(float).eps * abs(own).max() ** 2
+        np.testing.assert_allclose(gram, own.T @ own, rtol=0, atol=bound)

@@ -17,8 +17,8 @@
 //   zeros.
 // Bytes: x, y and narrow rows once; what blocks write besides is small in comparison. None per
 //   nonzero.
-// Writes and determinism: all of y (num_rows, y_stride), in its own precision, with zeros past the
-//   last column; each block its own (R, R) and its sum, in double precision, of y as rounded. The
+// Writes and determinism: y (num_rows, y_columns), in its own precision, with zeros past the last
+//   column; each block its own (R, R) and its sum, in double precision, of y as rounded. The
 //   order of additions depends on the shape alone, and that in which blocks compare magnitudes, by
 //   atomics, does not matter.
 // Source: none.
@@ -117,9 +117,10 @@ __device__ __forceinline__ bool are_alike(const VALUE* scales, const VALUE* othe
 
 extern "C" __global__ void __launch_bounds__(block_size, 1)
     update_rows(long long num_rows, int rows_per_block, int rank, const VALUE* x,
-                long long row_stride, const double* inverse, VALUE* y, int y_stride, double* grams,
-                double* inner_products, NARROW* narrow_rows, long long narrow_stride,
-                const VALUE* scales, const VALUE* guessed_scales, BitsOf<VALUE>* largest)
+                long long row_stride, const double* inverse, VALUE* y, long long y_stride,
+                int y_columns, double* grams, double* inner_products, NARROW* narrow_rows,
+                long long narrow_stride, const VALUE* scales, const VALUE* guessed_scales,
+                BitsOf<VALUE>* largest)
 {
     if (is_narrowing && guessed_scales && are_alike(scales, guessed_scales, rank)) return;
     extern __shared__ double memory[];
@@ -219,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
             wait_for_group<32 * strips>(group);
             const auto rounding = find_rounding(scales, own_column, rank);
             for_own_column([&](VALUE number, long long row) {
-                if (own_column < y_stride) y[row * y_stride + own_column] = number;
+                if (own_column < y_columns) y[row * y_stride + own_column] = number;
                 if (rounds_at_once && own_column < rank) {
                     narrow_rows[row * narrow_stride + own_column] = rounding.narrow(number);
                 }
