@@ -24,6 +24,9 @@ Scale: TypeAlias = tuple[Array, int, int]
 MAX_GRAMS = structs.MAX_GRAMS
 MAX_SCALES = structs.MAX_MATRICES
 
+#: How far apart in bytes rows of `solve_rows` are, by the bytes of their numbers.
+choose_row_nbytes = tuning.choose_row_nbytes
+
 #: `structs.PRODUCT`, as the module `struct` names its members.
 _PRODUCT = f"{2 * MAX_GRAMS}Q{3 * MAX_SCALES}Q2i"
 
