@@ -50,6 +50,7 @@ from .host_grams import HostGrams
 
 if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale
+    from .precision import NarrowFactors
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class GramMemory:
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.factors_may_change = True  # between iterations, by a callback
         self.has_unit_weights = False  # whether all weights are known to be 1
+        self.narrow: NarrowFactors | None = None  # of a run in mixed precision
 
     def end_iteration(self) -> None:
         """Drop Gram matrices of factors that a callback may have changed."""
@@ -243,7 +245,12 @@ def solve_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     memory = _of_thread.memory
     if memory is None or b.ndim != 2:
         return solve(a, b)
-    return memory.host.solve_factor(a, b.T).T
+    narrow = memory.narrow
+    rounds = narrow is not None and narrow.is_rounding
+    factor, rows = memory.host.solve_factor(a, b.T, rounds)
+    if narrow is not None and rows is not None:
+        narrow.keep_solved(factor, rows)
+    return factor.T
 
 
 def find_gram(a: Any, b: Any) -> Any:
