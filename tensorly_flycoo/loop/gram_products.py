@@ -43,7 +43,6 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy
 from ..base.devices import Devices, bring_each
-from ..engines.narrow_rows import NarrowRows
 from ..engines.tall import gpu_kernels, solve
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
@@ -51,6 +50,7 @@ from .host_grams import HostGrams
 
 if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale
+    from .precision import NarrowFactors
 
 
 @dataclass(slots=True)
@@ -63,18 +63,17 @@ class _CachedGram:
     strides: tuple[int, ...] = ()
     mttkrp: "weakref.ref[Any] | None" = None  # with which `inner` is; also the owner
     inner: Any = None
-    narrow: NarrowRows | None = None  # of a factor that was rounded as it was solved for
 
     def is_of(self, factor: Array) -> bool:
         """Say whether this is still the Gram matrix of a factor at its address."""
         if self.shape != factor.shape or self.strides != factor.strides:
             return False
         # Another array may have got the memory of one that is gone.
-        return self.owner() is _owner(factor)
+        return self.owner() is find_owner(factor)
 
     def is_solution_of(self, mttkrp: Any) -> bool:
         """Say whether the factor solves the system of an MTTKRP, so that `inner` is with it."""
-        return self.mttkrp is not None and self.mttkrp() is _owner(mttkrp)
+        return self.mttkrp is not None and self.mttkrp() is find_owner(mttkrp)
 
 
 class GramMemory:
@@ -87,7 +86,7 @@ class GramMemory:
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.factors_may_change = True  # between iterations, by a callback
         self.has_unit_weights = False  # whether all weights are known to be 1
-        self.rounds_next = False  # whether the factor that is solved for next is to be rounded
+        self.narrow: NarrowFactors | None = None  # of a run in mixed precision
 
     def end_iteration(self) -> None:
         """Drop Gram matrices of factors that a callback may have changed."""
@@ -101,13 +100,6 @@ class GramMemory:
             self.host.forget(factor)
         elif not isinstance(factor, RowShards):  # which never change
             self.grams.pop(_address(factor), None)
-
-    def find_narrow_rows(self, factor: Any) -> NarrowRows | None:
-        """Return the narrow rows of a factor, if it was rounded as it was solved for."""
-        if not self.is_on_gpu or isinstance(factor, RowShards):
-            return None
-        cached = self.find(factor)
-        return None if cached is None else cached.narrow
 
     def find(self, factor: Array) -> _CachedGram | None:
         """Return the Gram matrix known of a factor, maybe by another view of the same numbers."""
@@ -239,16 +231,15 @@ class GramProduct:
         if kernels is None:
             return solve(self.to_array(), b)
         inverse = kernels.invert_product(self.grams, self.T.scales, self.rank, self.dtype)
-        rounds = self._memory is not None and self._memory.rounds_next
-        narrow = None
-        if rounds and not isinstance(kernels, ShardedKernels):
-            factor, grams, inner, narrow = kernels.solve_and_round_rows(rows, inverse)
-        else:
+        narrow = None if self._memory is None else self._memory.narrow
+        if narrow is None or not narrow.is_rounding or isinstance(kernels, ShardedKernels):
             factor, grams, inner = kernels.solve_rows(rows, inverse)
+        else:
+            factor, grams, inner, narrow_rows = kernels.solve_and_round_rows(rows, inverse)
+            narrow.keep_solved(factor, narrow_rows)
         cached = _keep(factor, grams, self._memory)
-        cached.narrow = narrow
         if inner is not None:
-            cached.mttkrp = weakref.ref(_owner(rows))
+            cached.mttkrp = weakref.ref(find_owner(rows))
             cached.inner = inner
         if self._memory is not None:
             self._memory.num_solves += 1
@@ -260,7 +251,12 @@ def solve_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     memory = _of_thread.memory
     if memory is None or b.ndim != 2:
         return solve(a, b)
-    return memory.host.solve_factor(a, b.T).T
+    narrow = memory.narrow
+    rounds = narrow is not None and narrow.is_rounding
+    factor, rows = memory.host.solve_factor(a, b.T, rounds)
+    if narrow is not None and rows is not None:
+        narrow.keep_solved(factor, rows)
+    return factor.T
 
 
 def find_gram(a: Any, b: Any) -> Any:
@@ -447,13 +443,13 @@ def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> _CachedGram:
         cached = _CachedGram(product, weakref.ref(factor.memo))
         factor.memo.known = cached
         return cached
-    cached = _CachedGram(product, weakref.ref(_owner(factor)), factor.shape, factor.strides)
+    cached = _CachedGram(product, weakref.ref(find_owner(factor)), factor.shape, factor.strides)
     if memory is not None:
         memory.keep(factor, cached)
     return cached
 
 
-def _owner(array: Any) -> Any:
+def find_owner(array: Any) -> Any:
     """Return the array that owns the memory of a view; of row-sharded ones what all views share."""
     if isinstance(array, RowShards):
         return array.memo

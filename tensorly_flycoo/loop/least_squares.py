@@ -90,7 +90,6 @@ class TensorlyCp(FactorSolver):
             gram = tl.reshape(model.weights, (-1, 1)) * gram * tl.reshape(model.weights, (1, -1))
         cp_tensor = (model.weights, model.factors)
         mttkrp = tl.tenalg.unfolding_dot_khatri_rao(self.data, cp_tensor, mode)
-        self.data.memory.rounds_next = self.data.is_rounding
         model.factors[mode] = tl.transpose(tl.solve(tl.transpose(gram), tl.transpose(mttkrp)))
         return mttkrp
 

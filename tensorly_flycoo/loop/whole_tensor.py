@@ -98,9 +98,7 @@ class WholeTensor(LazyArray):
         if not self.is_rounding:
             return factor
         assert self.narrow is not None
-        narrow = self.memory.find_narrow_rows(factor)
-        if narrow is not None:
-            self.narrow.keep(factor, mode, narrow)
+        if self.narrow.take_solved(factor, mode):
             return factor
         rounded = self.narrow.round(factor, mode)
         self.memory.forget(rounded)
