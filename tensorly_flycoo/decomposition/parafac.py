@@ -385,6 +385,7 @@ def _run_own_loop(
 def _prepare_rounding(data: WholeTensor, narrow: NarrowFactors, options: _Options) -> None:
     """Let a run that rounds know and look ahead as much as TensorLy's loop."""
     data.narrow = narrow
+    data.memory.narrow = narrow
     data.memory.factors_may_change = not only_reads(options.callback)
     data.memory.has_unit_weights = not options.normalize_factors
     if not options.is_accelerated:  # momentum may move factors before the next iteration

@@ -304,7 +304,9 @@ def solve(a: Array, b: Array) -> Array:
     return x_rows.T
 
 
-def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, Any]:
+def solve_rows(
+    a: Array, rows: Array, wants_sums: bool = False, rounds: bool = False
+) -> tuple[Array, Any]:
     """Solve ``a @ y.T = rows.T`` for a factor y (I, R), by the inverse where that pays.
 
     For few rows substitution is faster, but is used only if the matrix is well-conditioned: unless
@@ -312,7 +314,8 @@ def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, 
     inverse gives it zeros.
 
     Returns y; and with `wants_sums`, as ALS does, where one pass over the rows finds them, its Gram
-    matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows` and y.
+    matrix, the same to the bit as ``multiply(y.T, y)``, and the inner product of `rows` and y; and
+    if that pass `rounds` y, its narrow rows, else None.
     """
     is_invertible = a.dtype.kind == "f" and a.dtype == rows.dtype
     # On a GPU substitution is slow whatever the number of rows; ALS needs the sums.
@@ -329,8 +332,11 @@ def solve_rows(a: Array, rows: Array, wants_sums: bool = False) -> tuple[Array, 
         if condition**2 * eps <= 1:
             from .cpu import products
 
+            if rounds:
+                y, gram, inner, narrow = products.solve_and_round(rows, exact_inverse.T)
+                return y, (gram, inner, narrow)
             y, gram, inner = products.solve_rows(rows, exact_inverse.T)
-            return y, [gram, inner]
+            return y, (gram, inner, None)
     inverse = array_module(a).asarray(exact_inverse.T, a.dtype)
     y = _multiply_rows(rows, inverse) if is_tall(rows) else multiply(rows, inverse)
     if condition**2 * np.finfo(a.dtype).eps > 1:

@@ -50,6 +50,7 @@ from .host_grams import HostGrams
 
 if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale
+    from .precision import NarrowFactors
 
 
 @dataclass(slots=True)
@@ -68,11 +69,11 @@ class _CachedGram:
         if self.shape != factor.shape or self.strides != factor.strides:
             return False
         # Another array may have got the memory of one that is gone.
-        return self.owner() is _owner(factor)
+        return self.owner() is find_owner(factor)
 
     def is_solution_of(self, mttkrp: Any) -> bool:
         """Say whether the factor solves the system of an MTTKRP, so that `inner` is with it."""
-        return self.mttkrp is not None and self.mttkrp() is _owner(mttkrp)
+        return self.mttkrp is not None and self.mttkrp() is find_owner(mttkrp)
 
 
 class GramMemory:
@@ -85,6 +86,7 @@ class GramMemory:
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.factors_may_change = True  # between iterations, by a callback
         self.has_unit_weights = False  # whether all weights are known to be 1
+        self.narrow: NarrowFactors | None = None  # of a run in mixed precision
 
     def end_iteration(self) -> None:
         """Drop Gram matrices of factors that a callback may have changed."""
@@ -229,10 +231,16 @@ class GramProduct:
         if kernels is None:
             return solve(self.to_array(), b)
         inverse = kernels.invert_product(self.grams, self.T.scales, self.rank, self.dtype)
-        factor, grams, inner = kernels.solve_rows(rows, inverse)
+        narrow = None if self._memory is None else self._memory.narrow
+        if narrow is None or not narrow.is_rounding or isinstance(kernels, ShardedKernels):
+            factor, grams, inner = kernels.solve_rows(rows, inverse)
+        else:
+            factor, grams, inner, narrow_rows = kernels.solve_and_round_rows(rows, inverse)
+            narrow.keep_solved(factor, narrow_rows)
         cached = _keep(factor, grams, self._memory)
-        cached.mttkrp = weakref.ref(_owner(rows))
-        cached.inner = inner
+        if inner is not None:
+            cached.mttkrp = weakref.ref(find_owner(rows))
+            cached.inner = inner
         if self._memory is not None:
             self._memory.num_solves += 1
         return factor.T
@@ -243,7 +251,12 @@ def solve_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     memory = _of_thread.memory
     if memory is None or b.ndim != 2:
         return solve(a, b)
-    return memory.host.solve_factor(a, b.T).T
+    narrow = memory.narrow
+    rounds = narrow is not None and narrow.is_rounding
+    factor, rows = memory.host.solve_factor(a, b.T, rounds)
+    if narrow is not None and rows is not None:
+        narrow.keep_solved(factor, rows)
+    return factor.T
 
 
 def find_gram(a: Any, b: Any) -> Any:
@@ -430,13 +443,13 @@ def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> _CachedGram:
         cached = _CachedGram(product, weakref.ref(factor.memo))
         factor.memo.known = cached
         return cached
-    cached = _CachedGram(product, weakref.ref(_owner(factor)), factor.shape, factor.strides)
+    cached = _CachedGram(product, weakref.ref(find_owner(factor)), factor.shape, factor.strides)
     if memory is not None:
         memory.keep(factor, cached)
     return cached
 
 
-def _owner(array: Any) -> Any:
+def find_owner(array: Any) -> Any:
     """Return the array that owns the memory of a view; of row-sharded ones what all views share."""
     if isinstance(array, RowShards):
         return array.memo

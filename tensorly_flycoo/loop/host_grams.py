@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..engines.narrow_rows import NarrowRows
 from ..engines.tall import inner_product, multiply, solve_rows
 
 
@@ -22,7 +23,7 @@ class _CachedHostGram(NamedTuple):
     def is_solution_of(self, mttkrp: np.ndarray) -> bool:
         """Say whether the factor solves the system of an MTTKRP, so that `inner` is with it."""
         solved = self.mttkrp()
-        return solved is not None and solved is _find_whole(mttkrp)
+        return solved is not None and solved is find_whole(mttkrp)
 
 
 class HostGrams:
@@ -33,29 +34,36 @@ class HostGrams:
 
     def forget(self, factor: np.ndarray) -> None:
         """Drop what is known of a factor, which was written to."""
-        self._cached.pop(id(_find_whole(factor)), None)
+        self._cached.pop(id(find_whole(factor)), None)
 
     def find_gram(self, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
         """Return ``a @ b`` if `a` is the transpose of a factor `b`, else None."""
         # The transpose of all of a factor is a view of the same array, with reversed strides.
-        factor = _find_whole(b)
+        factor = find_whole(b)
         is_transposed = a.shape == b.shape[::-1] and a.strides == b.strides[::-1]
         if factor is None or a.base is not factor or not is_transposed:
             return None
         return self._find(factor, factor).gram
 
-    def solve_factor(self, a: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Solve ``a @ y.T = rows.T`` for a factor y, and keep what the same pass finds."""
-        y, sums = solve_rows(a, rows, wants_sums=True)
-        mttkrp = _find_whole(rows)
-        if sums is not None and mttkrp is not None:
-            gram, inner = sums
+    def solve_factor(
+        self, a: np.ndarray, rows: np.ndarray, rounds: bool = False
+    ) -> tuple[np.ndarray, NarrowRows | None]:
+        """Solve ``a @ y.T = rows.T`` for a factor y, and keep what the same pass finds.
+
+        Return y, and its narrow rows if it `rounds` and the pass has done so.
+        """
+        y, found = solve_rows(a, rows, wants_sums=True, rounds=rounds)
+        if found is None:
+            return y, None
+        gram, inner, narrow = found
+        mttkrp = find_whole(rows)
+        if mttkrp is not None:
             self._keep(y, gram, weakref.ref(mttkrp), inner)
-        return y
+        return y, narrow
 
     def compute_fit(self, norm: float, weights: Any, factors: Sequence[Any], mttkrp: Any) -> float:
         """Compute the norm of the difference of a tensor and a CP model: see `gram_products`."""
-        cached = [self._find(factor, _find_whole(factor)) for factor in factors]
+        cached = [self._find(factor, find_whole(factor)) for factor in factors]
         product: Any = math.prod(of_factor.gram for of_factor in cached)
         if weights is not None:
             product = product * (weights[:, None] * weights)
@@ -69,7 +77,7 @@ class HostGrams:
     def _find(self, factor: np.ndarray, whole: np.ndarray | None) -> _CachedHostGram:
         """Return the cached Gram matrix of a factor; compute and keep it if there is none.
 
-        `whole` is the array that `_find_whole` returns for the factor.
+        `whole` is the array that `find_whole` returns for the factor.
         """
         cached = self._cached.get(id(whole))
         # Another array may have got the id of one that is gone.
@@ -89,11 +97,11 @@ class HostGrams:
         return cached
 
 
-def _find_whole(view: np.ndarray) -> np.ndarray | None:
+def find_whole(view: np.ndarray) -> np.ndarray | None:
     """Return the array whose memory a view shares, if the view is all of it in the same order.
 
     >>> factor = np.ones((4, 3))
-    >>> _find_whole(factor.T.T) is factor, _find_whole(factor.T), _find_whole(factor[:2])
+    >>> find_whole(factor.T.T) is factor, find_whole(factor.T), find_whole(factor[:2])
     (True, None, None)
     """
     whole = view.base if type(view.base) is np.ndarray else view

@@ -19,6 +19,7 @@ from ..engines.narrow_rows import NARROW_FORMATS, NarrowRows
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.tensor import FlycooTensor
+from .gram_products import find_owner
 from .stopping import Stop
 
 PRECISIONS = ("own", "mixed")
@@ -119,15 +120,32 @@ class NarrowFactors:
         self._tol = tol
         self._rounding = NARROW_FORMATS[x.dtype].rounding
         self._known: dict[int, _Narrowed] = {}  # by mode
+        self._solved: _Narrowed | None = None
 
     def round(self, factor: Array | RowShards, mode: int) -> Array | RowShards:
         """Round a factor: in place, or if it is row-sharded, as a new one."""
         if isinstance(factor, RowShards):
             return row_shards.round_rows(factor)
         scales = self._engine.find_scales(factor)
-        narrow = self._engine.round_rows(factor, scales)
-        self._known[mode] = _Narrowed(weakref.ref(factor), narrow)
+        self.keep(factor, mode, self._engine.round_rows(factor, scales))
         return factor
+
+    def keep(self, factor: Array, mode: int, narrow: NarrowRows) -> None:
+        """Keep the narrow copy of a factor, which is rounded, while that lives."""
+        self._known[mode] = _Narrowed(weakref.ref(factor), narrow)
+
+    def keep_solved(self, factor: Array, narrow: NarrowRows) -> None:
+        """Keep the narrow rows of a factor that is rounded as it is solved for."""
+        self._solved = _Narrowed(weakref.ref(find_owner(factor)), narrow)
+
+    def take_solved(self, factor: Any, mode: int) -> bool:
+        """Take the narrow rows of a factor, if it was rounded as it was solved for; say whether."""
+        solved = self._solved
+        self._solved = None
+        if solved is None or solved.factor() is not find_owner(factor):
+            return False
+        self.keep(factor, mode, solved.narrow)
+        return True
 
     def find(self, factors: Sequence[Any], skip: int) -> dict[int, NarrowRows] | None:
         """Return the narrow copies of all factors but one; None if not all of them have one."""

@@ -98,6 +98,8 @@ class WholeTensor(LazyArray):
         if not self.is_rounding:
             return factor
         assert self.narrow is not None
+        if self.narrow.take_solved(factor, mode):
+            return factor
         rounded = self.narrow.round(factor, mode)
         self.memory.forget(rounded)
         return rounded

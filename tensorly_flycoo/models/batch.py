@@ -1,6 +1,7 @@
 """Models whose factors lie side by side: one MTTKRP updates a mode of all of them."""
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
@@ -8,7 +9,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
-from ..engines.tall import inner_product, multiply, solve_rows, suits_cpu_engine
+from ..engines.tall import gpu_kernels, inner_product, multiply, solve_rows, suits_cpu_engine
 from ..loop.cp_model import make_cp_tensor, multiply_all
 from ..loop.initial_guess import draw_factors
 from ..loop.masks import MissingEntries
@@ -17,6 +18,10 @@ from ..loop.precision import NarrowFactors
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.tensor import FlycooTensor
 from .imputed_starts import ImputedStarts
+
+#: From so many bytes on, a factor on a GPU is solved for by kernels; array functions, which serve
+#: all models at once, read and write it more often. Not measured: launches take about as long.
+_LONG_FACTOR_NBYTES = 2**25
 
 #: On a GPU a batch has a multiple of so many models: then rows of columns of either precision are
 #: aligned, for which there are fewer kernels, and the faster ones.
@@ -150,15 +155,39 @@ class Batch:
     def update(self) -> tuple[Array, Array]:
         """Update all modes of all models; return the last one's MTTKRP and factors."""
         for mode in range(self.x.ndim):
-            num_models, size, rank = self.stacks[mode].shape
+            num_models = self.num_models
             products = self.data.mttkrp(None, self.columns, mode)
+            kernels = self._find_solver(products)
+            if kernels is not None:
+                rows = _take_apart(products, num_models)
+                self._solve_by_kernels(kernels, products, mode)
+                continue
             if self.imputed is not None:
                 products = self.imputed.complete(products, self.columns, mode)
-            products = products.reshape(size, num_models, rank)
-            rows = products.transpose(1, 0, 2).copy()  # (n, I, R)
+            rows = _take_apart(products, num_models).copy()
             del products  # to be freed before the factors are made
             self._replace(mode, self._solve(rows, mode))
         return rows, self.stacks[-1]
+
+    def _find_solver(self, products: Array) -> ModuleType | None:
+        """Return the kernels that solve for the factors of a mode, from its MTTKRP; or None."""
+        is_plain = self.imputed is None and self.fits is None and not self.weights
+        kernels = _find_kernels(products[:, : self.rank])
+        if kernels is None or not is_plain or self.x.ndim > kernels.MAX_GRAMS:
+            return None
+        return kernels
+
+    def _solve_by_kernels(self, kernels: ModuleType, products: Array, mode: int) -> None:
+        """Replace the factors of a mode by the best ones, which are rounded in the same pass."""
+        grams = self.grams[:mode] + self.grams[mode + 1 :]
+        rounds = self.data.is_rounding
+        columns, gram, narrow = kernels.solve_side_by_side(products, grams, rounds)
+        if narrow is not None:
+            assert self.data.narrow is not None
+            self.data.narrow.keep(columns, mode, narrow)
+        self.stacks[mode] = _take_apart(columns, self.num_models)
+        self.columns[mode] = columns
+        self.grams[mode] = gram
 
     def _replace(self, mode: int, stack: Array) -> None:
         """Replace the factors of a mode, and the arrays computed from them."""
@@ -166,7 +195,7 @@ class Batch:
         columns = _lay_out(counted)
         if self.data.is_rounding:
             columns = self.data.round_factor(columns, mode)
-            stack = counted = _take_apart(columns, len(stack))
+            stack = counted = _take_apart(columns, len(stack)).copy()
         gram = _multiply_transposed(stack, counted)
         if self.fits is not None:
             gram = self.fits.add_smoothness(gram, stack, mode)
@@ -200,7 +229,12 @@ class Batch:
         squares = multiply_all(self.grams).astype(np.float64, copy=False)
         squares = squares.reshape(len(squares), -1).sum(axis=1)
         norm = self.x.norm()
-        if is_cupy(rows):
+        kernels = _find_kernels(rows[0])
+        if kernels is not None:
+            pairs = zip(rows, stack, strict=True)
+            sums_of_blocks = [kernels.inner_blocks(*pair).to_array() for pair in pairs]
+            inner = array_module(rows).stack([blocks.sum() for blocks in sums_of_blocks])
+        elif is_cupy(rows):
             inner = (rows * stack).sum(axis=1, dtype=np.float64).sum(axis=1)
         else:
             pairs = zip(rows, stack, strict=True)
@@ -220,6 +254,16 @@ class Batch:
         return [*errors]
 
 
+def _find_kernels(factor: Array) -> ModuleType | None:
+    """Return the kernels that suit a factor on a GPU; None if it is short."""
+    if not is_cupy(factor) or factor.nbytes < _LONG_FACTOR_NBYTES:
+        return None
+    kernels = gpu_kernels()
+    if kernels is None or not kernels.suits_tensor_cores(factor):
+        return None
+    return kernels
+
+
 def _multiply_transposed(stack: Array, counted: Array) -> Array:
     """Return the product (n, R, R) of each model's transposed factor and its counted rows."""
     if suits_cpu_engine(stack[0].T, stack[0]):  # on the CPU to the bit as for lone runs
@@ -232,11 +276,9 @@ def _multiply_transposed(stack: Array, counted: Array) -> Array:
 
 
 def _take_apart(columns: Array, num_models: int) -> Array:
-    """Return the stack (n, I, R) that `_lay_out` has laid side by side."""
+    """Return the stack (n, I, R) that `_lay_out` has laid side by side, as a view."""
     num_rows, num_columns = columns.shape
-    return (
-        columns.reshape(num_rows, num_models, num_columns // num_models).transpose(1, 0, 2).copy()
-    )
+    return columns.reshape(num_rows, num_models, num_columns // num_models).transpose(1, 0, 2)
 
 
 def _lay_out(stack: Array) -> Array:

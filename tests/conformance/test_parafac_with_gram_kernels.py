@@ -15,6 +15,7 @@ from tensorly_flycoo import FlycooTensor, Progress, decomposition, set_precision
 from tensorly_flycoo.engines.cpu.engine import CpuEngine
 from tensorly_flycoo.loop import gram_products
 from tensorly_flycoo.loop.gram_products import GramProduct
+from tensorly_flycoo.loop.precision import NarrowFactors
 from tensorly_flycoo.loop.whole_tensor import WholeTensor
 
 
@@ -97,6 +98,20 @@ def test_a_run_in_mixed_precision_goes_on_as_well(launches, linesearch, monkeypa
     if linesearch:
         expected = [0, 1, 2, "wait"] * 3
     assert launches == expected
+
+
+def test_factors_are_rounded_as_they_are_solved_for(kernels, memories, monkeypatch):
+    """Nothing is rounded by itself, or computed anew."""
+    monkeypatch.setattr(CpuEngine, "narrow_pays", lambda *arguments: True)
+    monkeypatch.setattr(NarrowFactors, "has_served", lambda *arguments: False)
+    monkeypatch.setattr(NarrowFactors, "round", None)
+    with tl.backend_context("flycoo"), set_precision("mixed"):
+        options = {"init": "random", "random_state": 0, "tol": 0, "n_iter_max": 4}
+        decomposition.parafac(draw_tensor(), 3, **options)
+    assert kernels.num_solves == 12
+    assert kernels.num_rounded == 9  # not in the last iteration
+    assert kernels.num_grams == 2  # of the initial factors that are read
+    assert kernels.num_inner == 3  # as in float32
 
 
 def test_progress_only_reads(launches):

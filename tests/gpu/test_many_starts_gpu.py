@@ -6,6 +6,10 @@ import pytest
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, best_of, core_consistency, select_rank, uncertainty
+from tensorly_flycoo.engines.cpu.engine import CpuEngine
+from tensorly_flycoo.engines.cuda.engine import CudaEngine
+from tensorly_flycoo.engines.narrow_rows import NARROW_FORMATS
+from tensorly_flycoo.loop import whole_tensor
 from tensorly_flycoo.loop.masks import MissingEntries
 from tensorly_flycoo.models import batch, factor_match_score
 from tensorly_flycoo.models.many_starts import Stopping, run_together
@@ -29,9 +33,17 @@ def assert_near(found, expected, dtype):
         assert abs(array - other).max() <= bound_of(dtype) * abs(other).max()
 
 
+@pytest.fixture(params=[False, True], ids=["arrays", "kernels"])
+def solves_by_kernels(request, monkeypatch):
+    """Whether kernels solve for factors, however short."""
+    if request.param:
+        monkeypatch.setattr(batch, "_LONG_FACTOR_NBYTES", 0)
+    return request.param
+
+
 @DTYPES
 @pytest.mark.parametrize("rank", [1, 3, 16, 40])
-def test_each_run_is_near_the_lone_run(rank, dtype):
+def test_each_run_is_near_the_lone_run(rank, dtype, solves_by_kernels):
     x = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype, device="cuda")
     runs = run_together(x, rank, SEEDS, Stopping(6, 0))
     for seed, run in zip(SEEDS, runs, strict=True):
@@ -42,7 +54,7 @@ def test_each_run_is_near_the_lone_run(rank, dtype):
 
 
 @DTYPES
-def test_momentum_is_near_that_of_the_lone_run(dtype):
+def test_momentum_is_near_that_of_the_lone_run(dtype, solves_by_kernels):
     x = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype, device="cuda")
     runs = run_together(x, 3, SEEDS, Stopping(6, 0), has_momentum=True)
     for seed, run in zip(SEEDS, runs, strict=True):
@@ -60,6 +72,43 @@ def test_runs_are_the_same_in_each_call(has_momentum, dtype):
         assert run.errors == other.errors
         for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
             assert (factor == array).all()
+
+
+def bound_change(x, run):
+    """Bound by how much one rounding of all factors changes a relative error (docs/accuracy.md)."""
+    factors = [factor.get().astype(float) for factor in run.cp_tensor.factors]
+    norms = [np.linalg.norm(factor, axis=0) for factor in factors]
+    changes = 0
+    for mode, factor in enumerate(factors):
+        others = np.prod([norm for n, norm in enumerate(norms) if n != mode], axis=0)
+        largest = abs(factor).max(axis=0)
+        changes += (largest * np.sqrt(len(factor)) * others).sum()
+    return NARROW_FORMATS[x.dtype].rounding * changes / float(x.norm())
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [3, 16])
+def test_a_search_that_rounds_is_that_of_the_cpu(rank, dtype, solves_by_kernels, monkeypatch):
+    """Where products differ in their last bits, a factor may be rounded otherwise."""
+    for engine in (CpuEngine, CudaEngine):
+        monkeypatch.setattr(engine, "narrow_pays", lambda *arguments: True)
+    narrow, multiply = [], whole_tensor.multiply
+
+    def multiply_and_list(*arguments, **options):
+        narrow.append(options["narrow"] is not None)
+        return multiply(*arguments, **options)
+
+    monkeypatch.setattr(whole_tensor, "multiply", multiply_and_list)
+    num_iterations, found = 6, []
+    for device in ("cpu", "cuda"):
+        narrow.clear()
+        options = {"random_state": 0, "dtype": dtype, "device": device, "groups": None}
+        x = random_tensor((30, 40, 50), 3000, **options)
+        found.append(run_together(x, rank, SEEDS, Stopping(num_iterations, 0), keep_all=False))
+    assert narrow == [True] * 3 * (num_iterations - 1) + [False] * 3
+    for run, other in zip(*found, strict=True):
+        atol = num_iterations * bound_change(x, other)
+        np.testing.assert_allclose(run.errors, other.errors, rtol=0, atol=atol)
 
 
 def test_the_host_waits_once_for_each_iteration(monkeypatch):

@@ -10,7 +10,7 @@ import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor, set_precision
 from tensorly_flycoo.decomposition import parafac
-from tensorly_flycoo.engines.cuda import tuning
+from tensorly_flycoo.engines.cuda import tall, tuning
 from tensorly_flycoo.engines.cuda.engine import CUDA, CudaEngine
 from tensorly_flycoo.engines.narrow_rows import NARROW_FORMATS
 from tensorly_flycoo.format.primitives import MTTKRP
@@ -115,6 +115,36 @@ def test_rows_that_lie_apart(dtype):
 def test_scales_of_more_rows(dtype):
     factor = narrow_row_statements.draw_factor(1000, 13, np.dtype(dtype))
     check_rounding(factor[:300], narrow_row_statements.find_scales(factor))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [1, 3, 25, 32, 48, 64, 100, 128])
+@pytest.mark.parametrize("num_rows", [1, 129, 100_000])
+@pytest.mark.parametrize(("is_conditioned", "limit"), [(True, 1e6), (True, 1e30), (False, 1e6)])
+def test_rows_are_rounded_as_they_are_solved_for(is_conditioned, limit, num_rows, rank, dtype):
+    """To the bits of rounding them afterwards; in float64 also refined, and with unusual scales."""
+    x = cupy.asarray(narrow_row_statements.draw_factor(num_rows, rank, np.dtype(dtype)))
+    x[~(abs(x) < limit)] = 1
+    matrix = cupy.diag(cupy.linspace(1, 2, rank, dtype=dtype))
+    if not is_conditioned:
+        matrix += cupy.linspace(0, 1e5, rank, dtype=dtype)[:, None] * cupy.ones(rank, dtype)
+        matrix += matrix.T
+    inverse = tall.invert(matrix)
+    expected, _, _ = tall.solve_rows(x, inverse)
+    scales = CUDA.find_scales(expected)
+    copy = CUDA.round_rows(expected, scales)
+    gram = tall.gram_blocks(expected).to_array()
+    factor, grams, inner, narrow = tall.solve_and_round_rows(x, inverse)
+    assert factor.get().tobytes() == expected.get().tobytes()
+    assert narrow.rows.get().tobytes() == copy.rows.get().tobytes()
+    assert narrow.scales.get().tobytes() == scales.get().tobytes()
+    assert grams.to_array().get().tobytes() == gram.get().tobytes()
+    if inner is None:
+        assert dtype == "float32"
+        return
+    products = x.astype(float) * expected
+    bound = x.size * np.finfo(float).eps * abs(products).sum()
+    assert abs(inner.to_array().sum() - products.sum()) <= bound
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

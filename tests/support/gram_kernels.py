@@ -7,6 +7,7 @@ import types
 import numpy as np
 
 from tensorly_flycoo.backend import arrays
+from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.loop import factor_grams, gram_products, whole_tensor
 
 
@@ -31,6 +32,7 @@ class Kernels:
     def __init__(self):
         self.num_grams = self.num_products = self.num_solves = 0
         self.num_fits = self.num_inner = 0
+        self.num_rounded = 0
 
     def suits_tensor_cores(self, x):
         return x.dtype == np.float32
@@ -55,6 +57,13 @@ class Kernels:
         y[:, :-1] = x @ inverse.to_array()[0]
         y = y[:, :-1]
         return y, Blocks(y.astype(float).T @ y), Blocks(np.vdot(x, y))
+
+    def solve_and_round_rows(self, x, inverse):
+        self.num_rounded += 1
+        y, _, _ = self.solve_rows(x, inverse)
+        scales = CPU.find_scales(y)
+        narrow = CPU.round_rows(y, scales)
+        return y, Blocks(y.astype(float).T @ y), None, narrow
 
     def inner_blocks(self, a, b):
         self.num_inner += 1

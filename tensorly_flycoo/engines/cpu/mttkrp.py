@@ -106,7 +106,8 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 def count_lanes(rows: Array, nbytes: int = ROW_NBYTES) -> int:
     """Return the largest power of two of columns that rows have and that take up to `nbytes`."""
-    return min(nbytes // rows.dtype.itemsize, 1 << (rows.shape[1].bit_length() - 1))
+    rank = max(rows.shape[1], 1)
+    return min(nbytes // rows.dtype.itemsize, 1 << (rank.bit_length() - 1))
 
 
 @intrinsic

@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
+from ..narrow_rows import NARROW_FORMATS, NarrowRows
 from ..protocol import Group
 from . import threads
-from .compiling import kernel
+from .compiling import allocating_kernel, inlined, kernel
 from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
+from .narrow_rows import Rounding, find_largest, round_some
+from .records import make_readable
 from .subnormals import begin_flushing, end_flushing
+from .vectors import VECTOR_NBYTES, fused, load, multiply_block, spread, store
 
 #: A block has at least so many rows, and for each column, lest the blocks' sums take as much memory
 #: as the rows; more if there would be more blocks than that.
@@ -25,6 +29,10 @@ _MAX_BLOCKS = 512
 #: Rows that stay in the nearest cache while all is computed with them. Sums over them are in the
 #: matrices' own precision, those over more rows in float64.
 CACHED_ROWS = 64
+
+#: Rows of a product that are computed together, in registers; and those that are left over.
+_BLOCK = (0,) * 8
+_SINGLE = (0,)
 
 
 def multiply_transposed(a: Array, b: Array) -> Array:
@@ -53,22 +61,56 @@ def solve_rows(rows: Array, inverse: Array) -> tuple[Array, Array, float]:
     return y, np.stack(gram_rows).astype(y.dtype), float(products.sum())
 
 
-def make_readable(matrix: Array) -> Array:
-    """Return a matrix as the kernels were compiled for; a copy only if need be."""
-    if matrix.flags.carray:
-        return matrix
-    return np.require(matrix, requirements=("C", "A", "W"))
+def solve_and_round(rows: Array, inverse: Array) -> tuple[Array, Array, float, NarrowRows]:
+    """Compute what `solve_rows` does, but for a y that is rounded; return its narrow rows too.
+
+    They, and y, are what `find_scales` and `round_rows` make of the y of `solve_rows`.
+    """
+    y = np.empty(rows.shape, rows.dtype)
+    rows = make_readable(rows)
+    num_sums = y.shape[1] + 1
+    _, num_blocks = _choose_blocks(y)
+    scales = None
+    # If 1 is a usual scale, one pass rounds by it, and finds whether that was right.
+    if NARROW_FORMATS[y.dtype].usual_exponents:
+        ones = np.ones(y.shape[1])
+        rounding = Rounding.begin(y, num_blocks, ones)
+        sums = _run(rows, inverse, y, y, num_sums, rounding)
+        scales = rounding.choose_scales()
+    if scales is None or (scales != 1).any():  # nan too
+        rounding = Rounding.begin(y, num_blocks)
+        _run(rows, inverse, y, y, 0, rounding)
+        scales = rounding.choose_scales()
+        rounding = Rounding.begin(y, num_blocks, scales)
+        sums = _run(rows, inverse[:0], y, y, num_sums, rounding)
+    *gram_rows, products = sums
+    gram = np.stack(gram_rows).astype(y.dtype)
+    return y, gram, float(products.sum()), NarrowRows(rounding.rows, scales)
 
 
-def _run(rows: Array, matrix: Array, left: Array, right: Array, num_sums: int) -> Array:
-    """Run `_multiply_blocks`, and add up the sums of all blocks: (num_sums, K), in float64."""
-    exact_matrix = make_readable(matrix.astype(float, copy=False))
-    num_rows, num_columns = right.shape
-    # Blocks depend on the shape alone, so that sums do not depend on the number of threads.
+def _choose_blocks(rows: Array) -> tuple[int, int]:
+    """Return the rows of a block, and the number of blocks.
+
+    They depend on the shape alone, so that sums do not depend on the number of threads.
+    """
+    num_rows, num_columns = rows.shape
     least = max(_MIN_BLOCK_ROWS, _ROWS_PER_COLUMN * num_columns)
     block_rows = max(least, -(-num_rows // _MAX_BLOCKS))
-    num_blocks = -(-num_rows // block_rows)
-    sums = np.zeros((num_blocks, num_sums, num_columns))
+    return block_rows, -(-num_rows // block_rows)
+
+
+def _run(
+    rows: Array,
+    matrix: Array,
+    left: Array,
+    right: Array,
+    num_sums: int,
+    rounding: Rounding | None = None,
+) -> Array:
+    """Run `_multiply_blocks`, and add up the sums of all blocks: (num_sums, K), in float64."""
+    exact_matrix = make_readable(matrix.astype(float, copy=False))
+    block_rows, num_blocks = _choose_blocks(right)
+    sums = np.zeros((num_blocks, num_sums, right.shape[1]))
     threads.launch(
         _multiply_blocks,
         num_blocks,
@@ -77,15 +119,16 @@ def _run(rows: Array, matrix: Array, left: Array, right: Array, num_sums: int) -
         exact_matrix,
         left,
         right,
+        rounding or Rounding.begin(right, num_blocks=0),
         sums,
-        (0,) * count_lanes(exact_matrix),
-        (0,) * count_lanes(right),
-        work_ns=right.size * (matrix.shape[0] + num_sums) / 4,
+        (0,) * count_lanes(exact_matrix, VECTOR_NBYTES),
+        (0,) * count_lanes(right, VECTOR_NBYTES),
+        work_ns=right.size * (matrix.shape[0] + num_sums) / 8,
     )
     return sums.sum(axis=0)
 
 
-@kernel
+@allocating_kernel
 def _multiply_blocks(
     first: int,
     last: int,
@@ -94,51 +137,91 @@ def _multiply_blocks(
     matrix: Array,
     left: Array,
     right: Array,
+    rounding: Rounding,
     sums: Array,
     exact_lanes: Any,
     lanes: Any,
 ) -> None:
     """Compute ``right = rows @ matrix`` and add ``left.T @ right`` to `sums`, for blocks of rows.
 
-    An empty matrix leaves `right` as it is; else `right` is computed in float64. A block of `sums`
-    has a row for each column of `left`; it may have one more, for the sums of the columns of
-    ``rows * right``, or none at all.
+    An empty matrix leaves `right` as it is; else `right` is computed in float64, and `rounding` may
+    want its largest magnitudes. If `rounding` has narrow rows, `right` is rounded before it is
+    multiplied by `left`, which may be the same array. A block of `sums` has a row for each column
+    of `left`; it may have one more, for the sums of the columns of ``rows * right``, or none.
     """
-    num_columns = right.shape[1]
-    one = right.dtype.type(1)
-    exact = new_row_of_zeros(1.0, exact_lanes)
-    total = new_row_of_zeros(one, lanes)
+    num_rows, num_columns = right.shape
+    left_columns = left.T
+    num_products = min(sums.shape[1], left_columns.shape[0])
+    all_terms = (np.uint64(0), np.uint64(matrix.shape[0]))
+    exact_rows = np.empty((CACHED_ROWS, rows.shape[1]))
+    # Of the rows that are cached, in the matrices' own precision.
+    cached_sums = np.empty((sums.shape[1], num_columns), right.dtype)
     control = begin_flushing()
-    for block in range(first, last):
-        end = min((block + 1) * block_rows, right.shape[0])
+    for block in range(np.uint64(first), np.uint64(last)):
+        end = min((block + 1) * block_rows, num_rows)
         for start in range(block * block_rows, end, CACHED_ROWS):
-            cached = range(np.uint64(start), np.uint64(min(start + CACHED_ROWS, end)))
-            # right = rows @ matrix
-            # The last step may overlap the one before: then some columns are computed twice, to the
-            # same bits, but only the new ones are added up.
-            num_computed = num_columns if len(matrix) > 0 else 0
-            for step in range(0, num_computed, len(exact_lanes)):
-                column = np.uint64(min(step, num_columns - len(exact_lanes)))
-                for i in cached:
-                    fill_row(exact, 0.0, exact_lanes)
-                    for j in range(np.uint64(matrix.shape[0])):
-                        value = np.float64(rows[i, j])
-                        add_product(exact, value, (matrix,), (j,), column, exact_lanes)
-                    for lane in range(np.uint64(len(exact_lanes))):
-                        right[i, column + lane] = exact[lane]
-            # sums += left.T @ right, and in a last row the sums of the columns of rows * right
+            cached = (np.uint64(start), np.uint64(min(start + CACHED_ROWS, end)))
+            if matrix.shape[0] > 0:
+                count = _widen_rows(rows, cached, exact_rows)
+                _multiply(exact_rows, count, matrix, all_terms, right, cached[0], exact_lanes)
+                if rounding.largest.shape[0] > 0:
+                    find_largest(rounding, block, right, cached, lanes)
+            if rounding.rows.shape[0] > 0:
+                round_some(rounding, right, cached, lanes)
+            if sums.shape[1] > 0:
+                _multiply(
+                    left_columns, num_products, right, cached, cached_sums, np.uint64(0), lanes
+                )
+            if sums.shape[1] > num_products:
+                _sum_columns(rows, right, cached, cached_sums, num_products, lanes)
             for j in range(np.uint64(sums.shape[1])):
-                for step in range(0, num_columns, len(lanes)):
-                    column = np.uint64(min(step, num_columns - len(lanes)))
-                    fill_row(total, 0.0, lanes)
-                    for i in cached:
-                        if j < left.shape[1]:
-                            add_product(total, left[i, j], (right,), (i,), column, lanes)
-                        else:
-                            add_product(total, one, (rows, right), (i, i), column, lanes)
-                    for lane in range(np.uint64(step) - column, np.uint64(len(lanes))):
-                        sums[block, j, column + lane] += total[lane]
+                for r in range(np.uint64(num_columns)):
+                    sums[block, j, r] += cached_sums[j, r]
     end_flushing(control)
+
+
+@inlined
+def _widen_rows(rows: Array, cached: Any, exact_rows: Array) -> int:
+    """Copy some rows to `exact_rows`, in float64; return their number."""
+    first, end = cached
+    for i in range(end - first):
+        for r in range(np.uint64(rows.shape[1])):
+            exact_rows[i, r] = rows[first + i, r]
+    return int(end - first)
+
+
+@inlined
+def _multiply(
+    left: Array, num_rows: int, right: Array, terms: Any, product: Array, target: Any, lanes: Any
+) -> None:
+    """Compute `num_rows` rows of ``left @ right``, and write them to `product` from `target` on.
+
+    Of each sum only the terms ``terms[0]`` to ``terms[1] - 1`` are added up.
+    """
+    num_in_blocks = num_rows - num_rows % len(_BLOCK)
+    for step in range(0, right.shape[1], len(lanes)):
+        # The last step may overlap the one before: some columns get the same bits twice.
+        column = np.uint64(min(step, right.shape[1] - len(lanes)))
+        for start in range(0, num_in_blocks, len(_BLOCK)):
+            i = np.uint64(start)
+            multiply_block(left, i, right, column, terms, product, target + i, _BLOCK, lanes)
+        for start in range(num_in_blocks, num_rows):
+            i = np.uint64(start)
+            multiply_block(left, i, right, column, terms, product, target + i, _SINGLE, lanes)
+
+
+@inlined
+def _sum_columns(
+    rows: Array, right: Array, cached: Any, sums: Array, target: int, lanes: Any
+) -> None:
+    """Write the sums of the columns of ``rows * right``, of some rows, to a row of `sums`."""
+    first, end = cached
+    for step in range(0, right.shape[1], len(lanes)):
+        column = np.uint64(min(step, right.shape[1] - len(lanes)))
+        total = spread(right.dtype.type(0), lanes)
+        for i in range(first, end):
+            total = fused(load(rows, i, column, lanes), load(right, i, column, lanes), total)
+        store(total, sums, np.uint64(target), column)
 
 
 def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:

@@ -189,6 +189,13 @@ def allocate_lines(shape: tuple[int, ...], dtype: np.dtype) -> Array:
     return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
+def make_readable(matrix: Array) -> Array:
+    """Return a matrix as the kernels were compiled for; a copy only if need be."""
+    if matrix.flags.carray:
+        return matrix
+    return np.require(matrix, requirements=("C", "A", "W"))
+
+
 def list_places(places: Array | None, count: int) -> Array:
     """Return the order of `count` items as loops read it; None is the order 0, 1, ..."""
     return np.empty(0, index_dtype(count)) if places is None else places

@@ -14,9 +14,10 @@ from ..row_rules import NUM_MEASURES, Method, Operator, RowRule
 from . import threads
 from .compiling import allocating_kernel, subroutine
 from .mttkrp import count_lanes
-from .products import make_readable
+from .records import make_readable
 from .subnormals import begin_flushing, end_flushing
 from .vectors import (
+    VECTOR_NBYTES,
     add_lanes,
     fused,
     load,
@@ -42,8 +43,7 @@ _PADDING_ROWS = 16
 _SIDE_NBYTES = 128
 _COLUMN_BLOCK = 4
 
-#: Bytes of a vector of numbers, and of products that are computed together in registers.
-_VECTOR_NBYTES = 64
+#: Bytes of products that are computed together in registers.
 _BLOCK_NBYTES = 512
 
 #: Blocks of a factor, at most: each has measures of its own.
@@ -195,7 +195,7 @@ def _choose_lanes(rows: Array) -> tuple[tuple[int, ...], tuple[int, ...], tuple[
     """
     num_columns = count_lanes(rows)
     num_rows = min(_BLOCK_NBYTES // (num_columns * rows.itemsize), _PADDING_ROWS // 2)
-    return (0,) * num_columns, (0,) * num_rows, (0,) * (_VECTOR_NBYTES // rows.itemsize)
+    return (0,) * num_columns, (0,) * num_rows, (0,) * (VECTOR_NBYTES // rows.itemsize)
 
 
 def _choose_sizes(num_rows: int, rank: int, itemsize: int, method: Method) -> tuple[int, int]:
@@ -226,12 +226,13 @@ def _multiply_chunk(rows: Array, matrix: Array, product: Array, size: int, lanes
     """Compute ``product = rows @ matrix`` for the first `size` rows."""
     columns, block, _ = lanes
     rank = matrix.shape[1]
+    terms = (np.uint64(0), np.uint64(len(matrix)))
     for step in range(0, rank, len(columns)):
         # The last step may overlap the one before: some columns get the same bits twice.
         column = np.uint64(min(step, rank - len(columns)))
         for row in range(0, size, len(block)):
             first = np.uint64(row)
-            multiply_block(rows, first, matrix, column, product, first, block, columns)
+            multiply_block(rows, first, matrix, column, terms, product, first, block, columns)
 
 
 @subroutine
@@ -510,6 +511,7 @@ def _sweep_chunk(
     twos = ones + ones
     num_others = spread(scales.dtype.type(rank - 1), lanes)
     line = np.uint64(0)
+    terms = (line, np.uint64(len(rows)))
     sums = zeros
     squares = zeros
     distances = zeros
@@ -520,7 +522,7 @@ def _sweep_chunk(
         squares = fused(elements, elements, squares)
     for start in range(0, len(scales), len(block)):
         first = np.uint64(start)
-        multiply_block(weights_before, first, rows, line, unexplained, line, block, lanes)
+        multiply_block(weights_before, first, rows, line, terms, unexplained, line, block, lanes)
         for i in range(np.uint64(len(block))):
             k = first + i
             if scales[k] == zero:

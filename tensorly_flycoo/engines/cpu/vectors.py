@@ -18,6 +18,9 @@ from numba.extending import lower_builtin, register_model, type_callable
 from .mttkrp import make_vector_type, multiply_add, splat, vector_pointer
 from .records import intrinsic
 
+#: Bytes of a vector that the registers of most processors hold a few of.
+VECTOR_NBYTES = 64
+
 
 class Vector(types.Type):  # type: ignore[misc]
     """The type of a vector, for numba."""
@@ -126,6 +129,29 @@ where_less = _define_choice("<")
 where_different = _define_choice("!=")
 
 
+def call_for_vector(builder: Any, name: str, numbers: Any) -> Any:
+    """Call LLVM's function of that name for each lane."""
+    kind = ir.FunctionType(numbers.type, [numbers.type])
+    full_name = f"llvm.{name}.v{numbers.type.count}{numbers.type.element.intrinsic_name}"
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, full_name), [numbers])
+
+
+@intrinsic
+def larger_magnitude(typing_context: Any, largest: Any, vector: Any) -> Any:
+    """Return the larger of a magnitude and that of another number, in each lane; nan is largest."""
+    word = ir.IntType(vector.dtype.bitwidth)
+    words = ir.VectorType(word, vector.num_lanes)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # Bits of magnitudes ascend as these do; those of nan are above all others.
+        magnitude = call_for_vector(builder, "fabs", args[1])
+        before, bits = [builder.bitcast(numbers, words) for numbers in (args[0], magnitude)]
+        is_larger = builder.icmp_unsigned(">", bits, before)
+        return builder.select(is_larger, magnitude, args[0])
+
+    return vector(largest, vector), generate
+
+
 @intrinsic
 def add_lanes(typing_context: Any, vector: Any) -> Any:
     """Add up all lanes: one half to the other, until one is left."""
@@ -154,46 +180,58 @@ def multiply_block(
     first: Any,
     right: Any,
     column: Any,
+    terms: Any,
     product: Any,
-    first_target: Any,
+    target: Any,
     block: Any,
     lanes: Any,
 ) -> Any:
     """Compute ``len(block)`` rows and ``len(lanes)`` columns of ``left @ right``.
 
     They are those from `first` and `column` on, and are written to the rows of `product` from
-    `first_target` on. All sums stay in registers, and each begins with the first row of `right`.
+    `target` on. Only the terms ``terms[0]`` to ``terms[1] - 1`` of each sum are added up. The sums
+    stay in registers, in the dtype of `right`. `left`, which may be the transpose of a C-contiguous
+    matrix, and `product` may be narrower.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        left_, first_, right_, column_, product_, target_, _, _ = args
-        vector_type = make_vector_type(context, left.dtype, lanes)
-        align = left.dtype.bitwidth // 8
+        left_, first_, right_, column_, terms_, product_, target_, _, _ = args
+        vector_type = make_vector_type(context, right.dtype, lanes)
         zeros = ir.Constant(vector_type, None)
         totals = [cgutils.alloca_once(builder, vector_type) for _ in range(block.count)]
         for total in totals:
             builder.store(zeros, total)
-        right_array = context.make_array(right)(context, builder, right_)
         left_array = context.make_array(left)(context, builder, left_)
-        num_terms = builder.extract_value(right_array.shape, 0)
-        num_left_columns = builder.extract_value(left_array.shape, 1)
+        num_left_rows, num_left_columns = cgutils.unpack_tuple(builder, left_array.shape)
+        # How far apart the numbers of two rows are, and those of two terms.
+        row_step, term_step = num_left_columns, num_left_columns.type(1)
+        if left.layout == "F":
+            row_step, term_step = num_left_rows.type(1), num_left_rows
         rows = [builder.add(first_, first_.type(i)) for i in range(block.count)]
-        starts = [
-            builder.gep(left_array.data, [builder.mul(row, num_left_columns)]) for row in rows
-        ]
+        starts = [builder.gep(left_array.data, [builder.mul(row, row_step)]) for row in rows]
+        first_term, end = cgutils.unpack_tuple(builder, terms_)
+        num_terms = builder.sub(end, first_term)
         with cgutils.for_range(builder, num_terms) as loop:
-            place = vector_pointer(context, builder, right, right_, loop.index, column_, lanes)
-            vector = builder.load(place, align=align)
+            term = builder.add(first_term, loop.index)
+            place = vector_pointer(context, builder, right, right_, term, column_, lanes)
+            vector = builder.load(place, align=right.dtype.bitwidth // 8)
+            offset = builder.mul(term, term_step)
             for start, total in zip(starts, totals, strict=True):
-                number = builder.load(builder.gep(start, [loop.index]))
+                number = builder.load(builder.gep(start, [offset]))
+                if left.dtype != right.dtype:
+                    number = builder.fpext(number, vector_type.element)
                 numbers = splat(builder, number, vector_type)
                 added = multiply_add(builder, numbers, vector, builder.load(total))
                 builder.store(added, total)
+        stored_type = make_vector_type(context, product.dtype, lanes)
         for i, total in enumerate(totals):
+            numbers = builder.load(total)
+            if stored_type != vector_type:
+                numbers = builder.fptrunc(numbers, stored_type)
             row = builder.add(target_, target_.type(i))
             place = vector_pointer(context, builder, product, product_, row, column_, lanes)
-            builder.store(builder.load(total), place, align=align)
+            builder.store(numbers, place, align=product.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
-    signature = types.void(left, first, right, column, product, first_target, block, lanes)
+    signature = types.void(left, first, right, column, terms, product, target, block, lanes)
     return signature, generate

@@ -405,7 +405,9 @@ class MttkrpKernel:
         record_format = layout.merged
         tiling = layout.tilings[mode]
         inputs = [n for n in range(record_format.ndim) if n != mode]
-        self.cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
+        itemsize = record_format.dtype.itemsize
+        num_loads = 1 if ratios else tuning.choose_num_loads(rank, itemsize, len(inputs))
+        self.cut = tuning.cut_rank(rank, itemsize, *alignments, num_loads)
         self.block_size = tuning.choose_block_size(layout.tile_size)
         self._num_tiles = tiling.carry_rows.shape[0]
         self._arguments = _make_arguments(layout, step, mode, inputs, rank)

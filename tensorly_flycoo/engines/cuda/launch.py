@@ -117,6 +117,11 @@ def _describe_gpu(device_id: int) -> tuning.Gpu:
     return tuning.Gpu((major, minor), device.attributes["MaxSharedMemoryPerMultiprocessor"])
 
 
+def row_stride(x: Array) -> int:
+    """Return the numbers from the start of a row to the next."""
+    return x.strides[0] // x.itemsize
+
+
 def find_address(array: Array | None) -> int:
     """Return the address of an array, 0 for None: what a `DirectKernel` takes for a pointer."""
     return 0 if array is None else array.data.ptr

@@ -105,10 +105,9 @@ def mttkrp_macros(
             adds_logs=ratios is Ratios.DIVIDE_AND_LOG,
         )
     else:
-        batch = tuning.limit_batch(occupancy, dtype.itemsize, cut)
-        num_threads = tuning.limit_threads(occupancy, dtype.itemsize)
-        if is_narrow:
-            batch = tuning.choose_narrow_batch(occupancy, num_inputs, dtype.itemsize)
+        batch, num_threads = tuning.choose_work(
+            occupancy, num_inputs, dtype.itemsize, cut, is_narrow
+        )
     return {
         **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
         **_operands_macros(record_format, pull_bits),
@@ -317,11 +316,12 @@ def narrow_rows_macros(rank: int, dtype: np.dtype) -> Macros:
     }
 
 
-def update_rows_macros(rank: int, dtype: np.dtype) -> Macros:
+def update_rows_macros(rank: int, dtype: np.dtype, is_narrowing: bool = False) -> Macros:
     """Specialise `update_rows.cu`, for a class of ranks."""
     cut = tuning.cut_tall(rank, dtype.itemsize)
     return {
         "VALUE": dtype,
+        "NARROW": NARROW_FORMATS[dtype].dtype if is_narrowing else dtype,
         "WIDTH": cut.width,
         "NUM_GROUPS": cut.num_groups,
         "GROUP_ROWS": cut.group_rows,

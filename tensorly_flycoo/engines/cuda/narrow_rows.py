@@ -8,9 +8,8 @@ import numpy as np
 from ...base.array_modules import GpuArray as Array
 from ..narrow_rows import NARROW_FORMATS, NarrowRows
 from . import launch, tuning
-from .launch import DirectKernel, get_direct_kernel
+from .launch import DirectKernel, get_direct_kernel, row_stride
 from .macros import narrow_rows_macros
-from .tall import row_stride
 
 #: The members of `structs.NARROW_COPY`, as the module `struct` names them.
 _NARROW_COPY = "4Q3q2i"
@@ -22,26 +21,35 @@ _MIN_ROWS = 2**6
 
 def find_scales(factor: Array) -> Array:
     """Implement `Engine.find_scales`; the host does not wait."""
-    rank = factor.shape[1]
-    scales, largest = cupy.zeros((2, rank), factor.dtype)
-    _launch("find_largest", factor, None, scales, largest)
-    _launch("find_scales", factor[:1], None, scales, largest)
+    largest = cupy.zeros(factor.shape[1], factor.dtype)
+    _launch("find_largest", factor, None, None, largest)
+    return make_scales(largest)
+
+
+def make_scales(largest: Array) -> Array:
+    """Return the scales of columns (R,) from the bits of their largest magnitudes."""
+    scales = cupy.empty(largest.size, largest.dtype)
+    _launch("find_scales", largest[None], None, scales, largest)
     return scales
 
 
 def round_rows(factor: Array, scales: Array) -> NarrowRows:
     """Implement `Engine.round_rows`; MTTKRP can load the rows, and the host does not wait."""
-    num_rows, rank = factor.shape
-    dtype = NARROW_FORMATS[factor.dtype].dtype
-    padded_rank = tuning.choose_row_nbytes(rank * dtype.itemsize) // dtype.itemsize
-    rows = cupy.empty((num_rows, padded_rank), dtype)
+    rows = allocate_rows(factor.shape, NARROW_FORMATS[factor.dtype].dtype)
     scales = cupy.ascontiguousarray(scales)
     _launch("round_rows", factor, rows, scales, None)
-    return NarrowRows(rows[:, :rank], scales)
+    return NarrowRows(rows, scales)
+
+
+def allocate_rows(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Allocate the rows of a factor, or narrow ones, so that MTTKRP reads them by aligned loads."""
+    num_rows, rank = shape
+    padded_rank = tuning.choose_row_nbytes(rank * dtype.itemsize) // dtype.itemsize
+    return cupy.empty((num_rows, padded_rank), dtype)[:, :rank]
 
 
 def _launch(
-    name: str, factor: Array, rows: Array | None, scales: Array, largest: Array | None
+    name: str, factor: Array, rows: Array | None, scales: Array | None, largest: Array | None
 ) -> None:
     """Launch a kernel of `narrow_rows.cu`; `largest` holds bits of largest magnitudes."""
     num_rows, rank = factor.shape
@@ -54,13 +62,13 @@ def _launch(
         tuning.BLOCK_SIZE,
         factor.data.ptr,
         launch.find_address(rows),
-        scales.data.ptr,
+        launch.find_address(scales),
         launch.find_address(largest),
         num_rows,
         row_stride(factor),
         rows_per_block,
         rank,
-        0 if rows is None else rows.shape[1],
+        0 if rows is None else row_stride(rows),
     )
 
 

@@ -23,9 +23,8 @@ from ...base.array_modules import GpuArray as Array
 from ..levelled_steps import step_by_arrays
 from ..row_rules import NUM_MEASURES, Method, Operator, ReadMeasures, RowRule
 from . import launch, tall, tuning
-from .launch import DirectKernel, get_direct_kernel
+from .launch import DirectKernel, get_direct_kernel, row_stride
 from .macros import add_measures_macros, step_rows_macros, sweep_rows_macros, wide_rows_macros
-from .tall import row_stride
 
 #: The members of `structs.ROW_UPDATE` and of `structs.STEP_MEASURES`, as the module `struct` names
 #: them.

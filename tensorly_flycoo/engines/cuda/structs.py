@@ -187,7 +187,8 @@ def carries_nbytes(dtype: np.dtype, cut: RankCut, block_size: int) -> int:
     """Return the bytes of `Carries` (`mttkrp.cuh`), in shared memory."""
     lane_nbytes = cut.lane_columns * dtype.itemsize
     num_groups = block_size // cut.group_size
-    return round_up(block_size * lane_nbytes + 2 * num_groups, lane_nbytes)
+    alignment = min(16, lane_nbytes)  # that of `Together`
+    return round_up(block_size * lane_nbytes + 2 * num_groups, alignment)
 
 
 def slot_nbytes(record_format: RecordFormat) -> int:

@@ -4,17 +4,17 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
 from ...base.value_dtypes import FLOAT_CHARS
-from . import launch, structs, tuning
-from .launch import DirectKernel, get_direct_kernel
+from ..narrow_rows import NARROW_FORMATS, NarrowRows
+from . import launch, narrow_rows, structs, tuning
+from .launch import DirectKernel, get_direct_kernel, row_stride
 from .macros import products_macros, update_rows_macros
-from .tuning import choose_row_nbytes
 
 #: A matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row to row
 #: and from column to column: 0 where it repeats.
@@ -23,6 +23,9 @@ Scale: TypeAlias = tuple[Array, int, int]
 #: The most factors of a product.
 MAX_GRAMS = structs.MAX_GRAMS
 MAX_SCALES = structs.MAX_MATRICES
+
+#: How far apart in bytes rows of `solve_rows` are, by the bytes of their numbers.
+choose_row_nbytes = tuning.choose_row_nbytes
 
 #: `structs.PRODUCT`, as the module `struct` names its members.
 _PRODUCT = f"{2 * MAX_GRAMS}Q{3 * MAX_SCALES}Q2i"
@@ -84,8 +87,10 @@ def as_blocks(array: Array) -> BlockSums:
 
 def gram_blocks(x: Array) -> BlockSums:
     """Compute ``x.T @ x`` of some blocks of rows of a matrix: (n, R, R)."""
-    grams, _ = _update_rows(x, None, None)
-    return grams
+    sums = _allocate_sums(x)
+    _launch_update(_read_rows(x, *sums), x)
+    grams, _ = sums
+    return _add_grams(grams, x.dtype)
 
 
 def solve_rows(x: Array, inverse: BlockSums) -> tuple[Array, BlockSums, BlockSums]:
@@ -94,44 +99,156 @@ def solve_rows(x: Array, inverse: BlockSums) -> tuple[Array, BlockSums, BlockSum
     Returns y with rows aligned for MTTKRP; ``y.T @ y`` of some blocks of rows (n, R, R); and the
     inner products of blocks of rows of `x` and `y` (n,).
     """
-    num_rows, rank = x.shape
-    # Rows of the result may be padded, so that MTTKRP reads each by aligned loads.
-    padded_rank = choose_row_nbytes(x.itemsize * rank) // x.itemsize
-    y = cupy.empty((num_rows, padded_rank), x.dtype)
-    grams, inner = _update_rows(x, inverse, y)
-    if padded_rank > rank:
-        y = y[:, :rank]
+    y = narrow_rows.allocate_rows(x.shape, x.dtype)
+    grams, inner = _solve_rows(x, inverse, y, row_stride(y))
     return y, grams, inner
 
 
-def _update_rows(
-    x: Array, inverse: BlockSums | None, y: Array | None
+def _solve_rows(
+    x: Array, inverse: BlockSums, y: Array, num_written: int
 ) -> tuple[BlockSums, BlockSums]:
-    """Compute the Gram matrices of `solve_rows`, of `x` if there is no `inverse`, and the rest."""
+    """Do what `solve_rows` does for given rows `y`, of which so many columns are written."""
+    grams, inner = _allocate_sums(x)
+    update = _read_rows(x, grams, inner)._replace(
+        inverse=inverse.address, y=y.data.ptr, y_stride=row_stride(y), y_columns=num_written
+    )
+    _launch_update(update, x)
+    return _add_grams(grams, x.dtype), inner
+
+
+def solve_and_round_rows(
+    x: Array, inverse: BlockSums
+) -> tuple[Array, BlockSums, BlockSums | None, NarrowRows]:
+    """Compute what `solve_rows` does, with y rounded to numbers that fit narrow rows, and these.
+
+    There are no inner products where a pass would have to read `x` again for them.
+    """
+    y = narrow_rows.allocate_rows(x.shape, x.dtype)
+    rows = narrow_rows.allocate_rows(x.shape, NARROW_FORMATS[x.dtype].dtype)
+    grams, inner, scales = _solve_and_round_rows(x, inverse, y, row_stride(y), rows)
+    return y, grams, inner, NarrowRows(rows, scales)
+
+
+def _solve_and_round_rows(
+    x: Array, inverse: BlockSums, y: Array, num_written: int, rows: Array
+) -> tuple[BlockSums, BlockSums | None, Array]:
+    """Do what `solve_and_round_rows` does for given rows `y` and narrow ones; return the scales."""
+    largest = cupy.zeros(x.shape[1], x.dtype)
+    grams, inner = _allocate_sums(x)
+    update = _read_rows(x, grams, inner)._replace(
+        inverse=inverse.address,
+        y=y.data.ptr,
+        y_stride=row_stride(y),
+        y_columns=num_written,
+        narrow_rows=rows.data.ptr,
+        narrow_stride=row_stride(rows),
+        largest=largest.data.ptr,
+    )
+    if NARROW_FORMATS[x.dtype].usual_exponents:
+        guess = cupy.ones(x.shape[1], x.dtype)
+        _launch_update(update._replace(scales=guess.data.ptr), x)
+        scales = narrow_rows.make_scales(largest)
+        again = update._replace(scales=scales.data.ptr, guessed_scales=guess.data.ptr)
+        _launch_update(again, x)
+        return _add_grams(grams, x.dtype), inner, scales
+    _launch_update(update._replace(grams=0), x)
+    scales = narrow_rows.make_scales(largest)
+    rounding = update._replace(
+        x=update.y, row_stride=update.y_stride, inverse=0, scales=scales.data.ptr
+    )
+    _launch_update(rounding, x)
+    return _add_grams(grams, x.dtype), None, scales
+
+
+def solve_side_by_side(
+    x: Array, grams: Sequence[Array], rounds: bool
+) -> tuple[Array, Array, NarrowRows | None]:
+    """Solve for the factors of models that lie side by side: (I_n, n * R), like `x`.
+
+    The system of a model is the elementwise product of its matrices in `grams`, stacks (n, R, R).
+    Returns the factors, maybe rounded as `solve_and_round_rows` does; their Gram matrices
+    (n, R, R); and their narrow rows if they are.
+    """
+    num_models, rank, _ = grams[0].shape
+    y = cupy.empty(x.shape, x.dtype)
+    rows = None
+    if rounds:
+        rows = narrow_rows.allocate_rows(x.shape, NARROW_FORMATS[x.dtype].dtype)
+    new_grams, scales = [], []
+    for n in range(num_models):
+        own = slice(n * rank, (n + 1) * rank)
+        factors = [as_blocks(stack[n : n + 1]) for stack in grams]
+        inverse = invert_product(factors, [], rank, x.dtype)
+        if rows is None:
+            gram, _ = _solve_rows(x[:, own], inverse, y[:, own], rank)
+        else:
+            gram, _, own_scales = _solve_and_round_rows(
+                x[:, own], inverse, y[:, own], rank, rows[:, own]
+            )
+            scales.append(own_scales)
+        new_grams.append(gram.to_array().sum(axis=0))
+    narrow = None if rows is None else NarrowRows(rows, cupy.concatenate(scales))
+    return y, cupy.stack(new_grams), narrow
+
+
+class _RowUpdate(NamedTuple):
+    """The arguments of `update_rows.cu`: numbers, and addresses, 0 for what there is not."""
+
+    num_rows: int
+    rows_per_block: int
+    rank: int
+    x: int
+    row_stride: int
+    inverse: int
+    y: int
+    y_stride: int
+    y_columns: int
+    grams: int
+    inner_products: int
+    narrow_rows: int
+    narrow_stride: int
+    scales: int
+    guessed_scales: int
+    largest: int
+
+
+#: The same, as the module `struct` names them.
+_ROW_UPDATE = "q2iQq2Qqi3Qq3Q"
+
+
+def _allocate_sums(x: Array) -> tuple[BlockSums, BlockSums]:
+    """Allocate the Gram matrix and the inner product of each block of rows of a matrix."""
     num_rows, rank = x.shape
-    rows_per_block = tuning.choose_rows_per_block(num_rows)
-    num_blocks = -(-num_rows // rows_per_block)
+    num_blocks = -(-num_rows // tuning.choose_rows_per_block(num_rows))
     # One piece of memory for both: Gram matrices first, then inner products.
     grams_nbytes = 8 * num_blocks * rank * rank
     memory = cupy.cuda.alloc(grams_nbytes + 8 * num_blocks)
     grams = BlockSums(memory, memory.ptr, (num_blocks, rank, rank))
     inner = BlockSums(memory, memory.ptr + grams_nbytes, (num_blocks,))
-    kernel, block_size = _get_updating_kernel(rank, x.dtype, memory.device_id)
-    kernel(
-        (num_blocks, 1),
-        block_size,
-        num_rows,
-        rows_per_block,
-        rank,
-        x.data.ptr,
-        row_stride(x),
-        0 if inverse is None else inverse.address,
-        launch.find_address(y),
-        0 if y is None else y.shape[1],
-        grams.address,
-        inner.address,
+    return grams, inner
+
+
+def _read_rows(x: Array, grams: BlockSums, inner: BlockSums) -> _RowUpdate:
+    """Return the arguments by which Gram matrices of blocks of rows are computed."""
+    num_rows, rank = x.shape
+    nothing = _RowUpdate(*[0] * len(_RowUpdate._fields))
+    return nothing._replace(
+        num_rows=num_rows,
+        rows_per_block=tuning.choose_rows_per_block(num_rows),
+        rank=rank,
+        x=x.data.ptr,
+        row_stride=row_stride(x),
+        grams=grams.address,
+        inner_products=inner.address,
     )
-    return _add_grams(grams, x.dtype), inner
+
+
+def _launch_update(update: _RowUpdate, x: Array) -> None:
+    """Launch `update_rows.cu` for the rows of a matrix."""
+    is_narrowing = update.narrow_rows != 0
+    kernel, block_size = _get_updating_kernel(update.rank, x.dtype, x.data.device_id, is_narrowing)
+    num_blocks = -(-update.num_rows // update.rows_per_block)
+    kernel((num_blocks, 1), block_size, *update)
 
 
 def _add_grams(grams: BlockSums, dtype: np.dtype) -> BlockSums:
@@ -243,8 +360,8 @@ def _list_members(grams: Sequence[BlockSums], scales: Sequence[Scale]) -> list[i
     scale_members = [0] * (3 * MAX_SCALES)
     for n, gram in enumerate(grams):
         gram_members[n::MAX_GRAMS] = gram.address, gram.shape[0]
-    for n, (array, row_stride, column_stride) in enumerate(scales):
-        scale_members[n::MAX_SCALES] = array.data.ptr, row_stride, column_stride
+    for n, (array, *strides) in enumerate(scales):
+        scale_members[n::MAX_SCALES] = array.data.ptr, *strides
     return [*gram_members, *scale_members, len(grams), len(scales)]
 
 
@@ -387,22 +504,19 @@ def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     return largest.max(axis=0), smallest.min(axis=0)
 
 
-def row_stride(x: Array) -> int:
-    """Return the numbers from the start of a row to the next."""
-    return x.strides[0] // x.itemsize
-
-
 @functools.cache
-def _get_updating_kernel(rank: int, dtype: np.dtype, device_id: int) -> tuple[DirectKernel, int]:
+def _get_updating_kernel(
+    rank: int, dtype: np.dtype, device_id: int, is_narrowing: bool
+) -> tuple[DirectKernel, int]:
     """Return the kernel for the current device, `device_id`, and the threads of a block."""
     cut = tuning.cut_tall(rank, dtype.itemsize)
     kernel = get_direct_kernel(
         "update_rows.cu",
         "update_rows",
-        "q2iQq2QqQQ",
+        _ROW_UPDATE,
         device_id,
         cut.shared_nbytes,
-        **update_rows_macros(rank, dtype),
+        **update_rows_macros(rank, dtype, is_narrowing),
     )
     return kernel, cut.block_size
 

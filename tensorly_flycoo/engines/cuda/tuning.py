@@ -194,10 +194,15 @@ class RankCut:
     group_size: int  # lanes of a group, a power of two
     num_parts: int  # blocks along y, each with ``group_size * lane_columns`` columns
     is_whole: bool  # whether there are as many columns as these have
+    num_loads: int = 1  # of 16 bytes, or as many shorter ones, by which a lane reads its columns
 
 
-def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int) -> RankCut:
+def cut_rank(
+    rank: int, itemsize: int, load_alignment: int, store_alignment: int, num_loads: int = 1
+) -> RankCut:
     """Choose the cut for a rank, given the alignment in bytes of the factors' and result's rows.
+
+    `num_loads` is what `choose_num_loads` returns, or 1.
 
     Unaligned rows take no more lanes: with a single column for each lane, a warp would compute a
     quarter of the nonzeros (rank 25 took 2.1 times as long as 32; vast shape, H200).
@@ -208,8 +213,9 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
     >>> cut_rank(32, 4, 16, 16).is_whole, cut_rank(200, 8, 16, 16).num_parts
     (True, 4)
     """
-    lane_columns = min(_LANE_NBYTES // itemsize, _next_power_of_two(rank))
-    load_columns = min(lane_columns, load_alignment // itemsize)
+    piece_columns = min(_LANE_NBYTES // itemsize, _next_power_of_two(rank))
+    lane_columns = piece_columns * num_loads
+    load_columns = min(piece_columns, load_alignment // itemsize)
     # One column where rows are not aligned: to have fewer kernels to compile.
     store_columns = load_columns if load_columns * itemsize <= store_alignment else 1
     num_lanes = -(-rank // lane_columns)
@@ -222,7 +228,41 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
         group_size=group_size,
         num_parts=num_parts,
         is_whole=rank == num_parts * group_size * lane_columns,
+        num_loads=num_loads,
     )
+
+
+#: By the inputs and the loads of a lane: the threads of MTTKRP. Measured on an H200 with two
+#: inputs: nell-2 and 700K x 1M x 1.3M, ranks 33, 48, 65, 100 and 200, batches of 1 to 4. With
+#: three inputs there are no spills on 8.0, 9.0 and 10.0.
+_THREADS_OF_LOADS = {(2, 2): 1024, (2, 3): 768, (3, 2): 640, (3, 3): 640}
+
+#: The batch of lanes with several loads; and their threads on GPUs that were not measured.
+_BATCH_OF_LOADS = 2
+_UNMEASURED_THREADS_OF_LOADS = 512
+
+
+def choose_num_loads(rank: int, itemsize: int, num_inputs: int) -> int:
+    """Choose by how many loads a lane reads its columns of a row, whole or narrow, in MTTKRP.
+
+    Groups have a power of two of lanes. Where a load for each leaves many of them idle, or takes
+    several blocks along y of which the last is not full, rows of float64 are read by two or three.
+
+    >>> [choose_num_loads(rank, 8, num_inputs=2) for rank in (32, 33, 64, 65, 100, 128)]
+    [1, 3, 1, 3, 2, 1]
+    """
+    single = cut_rank(rank, itemsize, _LANE_NBYTES, _LANE_NBYTES)
+    is_measured = itemsize == 8 and rank > 32 and num_inputs in (2, 3)
+    if single.is_whole or not is_measured:
+        return 1
+
+    def count_columns_and_parts(num_loads: int) -> tuple[int, int]:
+        cut = cut_rank(rank, itemsize, _LANE_NBYTES, _LANE_NBYTES, num_loads)
+        return cut.num_parts * cut.group_size * cut.lane_columns, cut.num_parts
+
+    # With all 32 lanes of a warp, two loads took less time for 200 columns than three for 192.
+    counts = range(1, 4 if rank <= 96 else 3)
+    return min(counts, key=count_columns_and_parts)
 
 
 def _next_power_of_two(number: int) -> int:
@@ -232,6 +272,30 @@ def _next_power_of_two(number: int) -> int:
     [1, 2, 4, 32]
     """
     return 1 << (number - 1).bit_length()
+
+
+def choose_work(
+    occupancy: Occupancy, num_inputs: int, itemsize: int, cut: RankCut, is_narrow: bool
+) -> tuple[int, int]:
+    """Choose the batch and the threads of MTTKRP, so that no registers spill.
+
+    >>> h100 = choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3)
+    >>> choose_work(h100, 3, 4, cut_rank(32, 4, 16, 16), is_narrow=False)
+    (4, 640)
+    """
+    is_measured = occupancy.capability == _MEASURED
+    if cut.num_loads > 1:
+        num_threads = _THREADS_OF_LOADS[num_inputs, cut.num_loads]
+        return _BATCH_OF_LOADS, num_threads if is_measured else _UNMEASURED_THREADS_OF_LOADS
+    batch = limit_batch(occupancy, itemsize, cut)
+    num_threads = limit_threads(occupancy, itemsize)
+    if not is_narrow:
+        return batch, num_threads
+    row = next(row for row in NARROW_OCCUPANCIES if num_inputs <= row.max_inputs)
+    narrow_batch, narrow_threads = row.float32 if itemsize == 4 else row.float64
+    if is_measured:
+        return narrow_batch, narrow_threads
+    return min(narrow_batch, occupancy.batch), num_threads
 
 
 def limit_threads(occupancy: Occupancy, itemsize: int) -> int:
@@ -251,35 +315,23 @@ def limit_batch(occupancy: Occupancy, itemsize: int, cut: RankCut) -> int:
 
 
 @dataclass(frozen=True)
-class NarrowBatch:
-    """The batch of MTTKRP with narrow rows: a row of `NARROW_BATCHES`."""
+class NarrowOccupancy:
+    """The work of MTTKRP with narrow rows: a row of `NARROW_OCCUPANCIES`."""
 
     max_inputs: int  # the most input modes that the row is for
-    float32: int  # the batch, by the dtype of the values
-    float64: int
+    float32: tuple[int, int]  # the batch and the threads, by the dtype of the values
+    float64: tuple[int, int]
     measured: str  # on what, if at all
 
 
 #: Narrow rows leave registers for longer batches. The first row that fits is used.
-NARROW_BATCHES = (
-    NarrowBatch(1, 4, 4, _SPILLS),
-    NarrowBatch(2, 4, 4, "H200, rank 32: nell-2"),
-    NarrowBatch(3, 8, 4, "H200, rank 32: delicious. In float64 8 spill, but took .90"),
-    NarrowBatch(_ANY, 2, 2, _SPILLS),
+NARROW_OCCUPANCIES = (
+    NarrowOccupancy(1, (4, 1024), (4, 1024), _SPILLS),
+    NarrowOccupancy(2, (4, 1024), (4, 1024), "H200, ranks 32 to 128: nell-2, flat20"),
+    NarrowOccupancy(3, (8, 640), (8, 512), "H200, ranks 32 and 64: delicious"),
+    NarrowOccupancy(4, (2, 1024), (2, 1024), _SPILLS),
+    NarrowOccupancy(_ANY, (2, 512), (2, 512), _SPILLS),
 )
-
-
-def choose_narrow_batch(occupancy: Occupancy, num_inputs: int, itemsize: int) -> int:
-    """Choose the batch of MTTKRP with narrow rows.
-
-    >>> h100 = choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3)
-    >>> choose_narrow_batch(h100, 3, itemsize=4), choose_narrow_batch(h100, 3, itemsize=8)
-    (8, 4)
-    """
-    row = next(row for row in NARROW_BATCHES if num_inputs <= row.max_inputs)
-    batch = row.float32 if itemsize == 4 else row.float64
-    is_measured = occupancy.capability == _MEASURED
-    return batch if is_measured else min(batch, occupancy.batch)
 
 
 #: Rows of no more bytes gain nothing by being narrow. Measured on an H200, float32, rank 16:

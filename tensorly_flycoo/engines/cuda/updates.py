@@ -9,8 +9,7 @@ from numpy.typing import DTypeLike
 
 from ...base.array_modules import GpuArray as Array
 from . import tuning
-from .launch import DirectKernel, get_direct_kernel
-from .tall import row_stride
+from .launch import DirectKernel, get_direct_kernel, row_stride
 
 #: Blocks of rows: enough to fill the largest GPU. Their number decides the order of additions.
 _NUM_BLOCKS = 2**11

@@ -7,8 +7,10 @@ import tensorly as tl
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, best_of, cp_fit, factor_match_score, set_precision
 from tensorly_flycoo.decomposition import parafac
+from tensorly_flycoo.engines.cpu import products
 from tensorly_flycoo.engines.cpu.engine import CPU, CpuEngine
 from tensorly_flycoo.engines.narrow_rows import NARROW_FORMATS
+from tensorly_flycoo.loop.host_grams import HostGrams
 from tensorly_flycoo.loop.precision import NarrowFactors, OnceWhole
 from tensorly_flycoo.loop.stopping import Converged
 from tensorly_flycoo.loop.whole_tensor import WholeTensor
@@ -46,9 +48,9 @@ def draw_tensor(dtype, seed=0, **options):
     return FlycooTensor(coords, values.astype(dtype), x.shape, **options)
 
 
-def decompose(x, **options):
+def decompose(x, rank=4, **options):
     defaults = {"init": "random", "random_state": 0, "return_errors": True, "tol": 0}
-    return parafac(x, 4, **{**defaults, "n_iter_max": 12, **options})
+    return parafac(x, rank, **{**defaults, "n_iter_max": 12, **options})
 
 
 def is_rounded(factor):
@@ -171,6 +173,34 @@ def test_narrow_rows_change_no_bit(dtype, monkeypatch):
         model, _ = decompose(x)
     for factor, other in zip(model.factors, expected.factors, strict=True):
         np.testing.assert_array_equal(factor, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("linesearch", LINESEARCHES)
+def test_tall_factors_are_rounded_as_they_are_solved_for(dtype, linesearch, monkeypatch):
+    """One pass gives the bits of several, and errors that differ by their rounding alone."""
+    x = random_tensor((9000, 20, 30), 20_000, random_state=0, dtype=dtype)
+    options = {"linesearch": linesearch, "n_iter_max": 5, "random_state": 0}
+    calls = []
+    solve_and_round = products.solve_and_round
+
+    def record(*arguments):
+        calls.append(arguments[0].shape)
+        return solve_and_round(*arguments)
+
+    monkeypatch.setattr(products, "solve_and_round", record)
+    with set_precision("mixed"):
+        expected, expected_errors = decompose(x, rank=8, **options)
+    assert (9000, 8) in calls
+    calls.clear()
+    solve_factor = HostGrams.solve_factor
+    monkeypatch.setattr(HostGrams, "solve_factor", lambda self, a, b, _: solve_factor(self, a, b))
+    with set_precision("mixed"):
+        model, errors = decompose(x, rank=8, **options)
+    assert not calls
+    for factor, other in zip(model.factors, expected.factors, strict=True):
+        np.testing.assert_array_equal(factor, other)
+    np.testing.assert_allclose(errors, expected_errors, rtol=50 * np.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("seed", range(3))

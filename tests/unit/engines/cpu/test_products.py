@@ -8,6 +8,7 @@ import tensorly as tl
 
 from tensorly_flycoo.engines import tall as tall_skinny
 from tensorly_flycoo.engines.cpu import products
+from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.testing import random_tensor
 
 #: Rows: a single block, blocks that are full, and one that is not.
@@ -63,13 +64,36 @@ def test_a_solution_comes_with_its_sums(rank, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rank", [5, 33])
+@pytest.mark.parametrize("size", [1, 2.0**100, np.nan])
+def test_a_solution_is_rounded_on_the_way(size, rank, dtype):
+    """One column has a usual scale, or another, or none."""
+    rows, small = draw(5000, rank, dtype=dtype), draw(rank, rank, dtype="float64")
+    small[:, 1] *= size
+    y, gram, inner, narrow = products.solve_and_round(rows, small)
+    expected = products.multiply_rows(rows, small)
+    scales = CPU.find_scales(expected)
+    narrow_rows, _ = CPU.round_rows(expected, scales)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(narrow.scales, scales)
+    is_certain = ~np.isnan(scales)
+    assert narrow.rows[:, is_certain].tobytes() == narrow_rows[:, is_certain].tobytes()
+    np.testing.assert_array_equal(gram, products.multiply_transposed(y, y))
+    terms = rows.astype("f8") * y
+    bound = 65 * np.finfo(dtype).eps * np.abs(terms).sum()
+    assert np.isnan(inner) if np.isnan(size) else abs(inner - terms.sum()) <= bound
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_number_of_threads_changes_no_bit(dtype, monkeypatch):
     a, small = draw(30_000, 5, dtype=dtype), draw(5, 5, dtype=dtype)
     found = []
     for count in (1, 2, 4):
         monkeypatch.setattr(numba, "get_num_threads", lambda count=count: count)
         products_of_rows = products.solve_rows(a, small.astype("f8"))
-        found.append((products.multiply_transposed(a, a), *products_of_rows))
+        y, gram, inner, narrow = products.solve_and_round(a, small.astype("f8"))
+        rounded = (y, gram, inner, *narrow)
+        found.append((products.multiply_transposed(a, a), *products_of_rows, *rounded))
     for others in found[1:]:
         assert all(map(np.array_equal, found[0], others))
 

@@ -7,6 +7,7 @@ from tensorly_flycoo.engines.cpu.compiling import kernel
 from tensorly_flycoo.engines.cpu.vectors import (
     add_lanes,
     fused,
+    larger_magnitude,
     load,
     multiply_block,
     spread,
@@ -58,17 +59,44 @@ def test_each_function(dtype):
 
 
 @kernel
-def multiply_two(left, right, product, block, lanes):
-    multiply_block(left, np.uint64(1), right, np.uint64(2), product, np.uint64(3), block, lanes)
+def find_larger(matrix, results, lanes):
+    """Write the larger magnitude of the rows 0 and 1, of which the first has no sign."""
+    line = np.uint64(0)
+    largest = load(matrix, line, line, lanes)
+    store(larger_magnitude(largest, load(matrix, np.uint64(1), line, lanes)), results, line, line)
 
 
 @BOTH_DTYPES
-def test_a_block_of_a_product(dtype):
+def test_nan_is_the_largest_magnitude(dtype):
+    matrix = np.zeros((2, 8), dtype)
+    matrix[0] = 1, 3, np.nan, np.inf, np.inf, 0, 2, np.nan
+    matrix[1] = -2, -1, 5, np.nan, -1, -0.0, np.nan, -np.inf
+    results = np.empty((1, 8), dtype)
+    find_larger(matrix, results, LANES)
+    np.testing.assert_array_equal(results, [[2, 3, np.nan, np.nan, np.inf, 0, np.nan, np.nan]])
+    assert not np.signbit(results[0, 5])
+
+
+@kernel
+def multiply_two(left, right, terms, product, block, lanes):
+    first = np.uint64(1)
+    column = np.uint64(2)
+    multiply_block(left, first, right, column, terms, product, np.uint64(3), block, lanes)
+
+
+@BOTH_DTYPES
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_a_block_of_a_product(dtype, is_transposed, is_narrow):
     rng = np.random.default_rng(0)
-    left = rng.integers(-9, 9, (4, 5)).astype(dtype)
+    other_dtype = np.float32 if is_narrow else dtype
+    left = rng.integers(-9, 9, (4, 5)).astype(other_dtype)
+    if is_transposed:
+        left = np.ascontiguousarray(left.T).T
     right = rng.integers(-9, 9, (5, 11)).astype(dtype)
-    product = np.full((6, 11), 77, dtype)
-    multiply_two(left, right, product, (0, 0), LANES)
+    terms = slice(1, 4)
+    product = np.full((6, 11), 77, other_dtype)
+    multiply_two(left, right, (np.uint64(1), np.uint64(4)), product, (0, 0), LANES)
     expected = np.full((6, 11), 77, dtype)
-    expected[3:5, 2:10] = left[1:3] @ right[:, 2:10]
+    expected[3:5, 2:10] = left[1:3, terms] @ right[terms, 2:10]
     np.testing.assert_array_equal(product, expected)

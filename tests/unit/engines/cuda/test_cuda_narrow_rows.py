@@ -17,7 +17,6 @@ from tensorly_flycoo.engines.narrow_rows import NARROW_FORMATS
 
 pytestmark = HAS_COMPILER
 
-MODULE = "tensorly_flycoo.engines.cuda.narrow_rows"
 DTYPES = (np.float32, np.float64)
 
 
@@ -29,11 +28,35 @@ class DeviceArray(np.ndarray):
         return SimpleNamespace(ptr=self.ctypes.data, device_id=0)
 
 
+class Memory:
+    """Memory that passes for a GPU's, full of nan."""
+
+    device_id = 0
+
+    def __init__(self, nbytes):
+        self.numbers = np.full(nbytes // 8, np.nan)
+        self.ptr = self.numbers.ctypes.data
+
+    def __add__(self, offset):
+        return self.numbers[offset // 8 :]
+
+
 class Cupy(types.ModuleType):
-    """The functions of CuPy that `narrow_rows` uses; what is not written is full of ones."""
+    """The functions of CuPy that the modules use; what is not written is full of ones."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.cuda = SimpleNamespace(alloc=Memory)
+        self.stack, self.concatenate = np.stack, np.concatenate
+
+    def ndarray(self, shape, dtype, memptr):
+        return memptr[: np.prod(shape)].reshape(shape)
 
     def zeros(self, shape, dtype):
         return np.zeros(shape, dtype).view(DeviceArray)
+
+    def ones(self, shape, dtype):
+        return np.ones(shape, dtype).view(DeviceArray)
 
     def empty(self, shape, dtype):
         return np.full(shape, -1, "i1").astype(dtype).view(DeviceArray)
@@ -49,10 +72,10 @@ def kernels():
 
 
 @pytest.fixture
-def narrow_rows(monkeypatch, tmp_path, kernels):
+def tall(monkeypatch, tmp_path, kernels):
     """The module, with emulated kernels."""
 
-    def get_direct_kernel(file, name, formats, device_id, **macros):
+    def get_direct_kernel(file, name, formats, device_id, shared_nbytes=0, **macros):
         key = (name, *map(str, macros.values()))
         if key not in kernels:
             arguments = (file, name, formats, macros)
@@ -62,17 +85,33 @@ def narrow_rows(monkeypatch, tmp_path, kernels):
     launch = types.ModuleType("launch")
     launch.DirectKernel, launch.get_direct_kernel = EmulatedKernel, get_direct_kernel
     launch.find_address = lambda array: 0 if array is None else array.data.ptr
-    tall = types.ModuleType("tall")
-    tall.row_stride = lambda array: array.strides[0] // array.itemsize
+    launch.row_stride = lambda array: array.strides[0] // array.itemsize
     monkeypatch.setitem(sys.modules, "cupy", Cupy("cupy"))
-    for stand_in in (launch, tall):
-        monkeypatch.setitem(sys.modules, f"{cuda.__name__}.{stand_in.__name__}", stand_in)
-        monkeypatch.setattr(cuda, stand_in.__name__, stand_in, raising=False)
-    spec = importlib.util.find_spec(MODULE)
+    replace_module(monkeypatch, launch)
+    load_anew(monkeypatch, "narrow_rows")
+    return load_anew(monkeypatch, "tall")
+
+
+@pytest.fixture
+def narrow_rows(tall):
+    """The module, with emulated kernels."""
+    return tall.narrow_rows
+
+
+def load_anew(monkeypatch, name):
+    """Load a module of the engine, with what it imports as that is now."""
+    spec = importlib.util.find_spec(f"{cuda.__name__}.{name}")
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, MODULE, module)
+    replace_module(monkeypatch, module)
     spec.loader.exec_module(module)
     return module
+
+
+def replace_module(monkeypatch, module):
+    """Let other modules of the engine import this one."""
+    name = module.__name__.rpartition(".")[2]
+    monkeypatch.setitem(sys.modules, f"{cuda.__name__}.{name}", module)
+    monkeypatch.setattr(cuda, name, module, raising=False)
 
 
 def check(module, factor, scales=None):
@@ -127,3 +166,78 @@ def test_scales_of_more_rows(narrow_rows, dtype):
     factor = draw_factor(400, 12, dtype).view(DeviceArray)
     scales = narrow_row_statements.find_scales(np.array(factor)).view(DeviceArray)
     check(narrow_rows, factor[:150], scales)
+
+
+def solve(tall, x, matrix):
+    """Solve by an inverse whose condition number is 1, and round; return sums of blocks."""
+    system = [matrix, np.linalg.inv(matrix), [1.0]]  # as `invert` leaves it
+    inverse = np.concatenate([np.ravel(numbers) for numbers in system])
+    solved = tall.solve_and_round_rows(x, SimpleNamespace(address=inverse.ctypes.data))
+    factor, grams, inner, narrow = solved
+    gram = grams.to_array().sum(axis=0)
+    return factor, gram, None if inner is None else inner.to_array().sum(), narrow
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exponents", [(-20, 20), (60, 90)], ids=str)
+@pytest.mark.parametrize(("num_rows", "rank"), [(1, 1), (300, 7), (1000, 17), (131, 64)])
+def test_rows_are_rounded_as_they_are_solved_for(
+    tall, monkeypatch, num_rows, rank, exponents, dtype
+):
+    """In several blocks, with usual scales and others; all but sums is exact."""
+    monkeypatch.setattr(tuning, "choose_rows_per_block", lambda _: 256)
+    rng = np.random.default_rng(0)
+    x = rng.integers(-(2**10), 2**10, (num_rows, rank)).astype(dtype)
+    scales = 2.0 ** rng.integers(*exponents, rank)
+    matrix = np.diag(scales)
+    if dtype == np.float64:  # more bits than narrow rows have
+        matrix = np.triu(rng.integers(1, 2**20, (rank, rank)) * scales)
+    expected = (x.astype(float) @ matrix).astype(dtype)
+    scales = narrow_row_statements.find_scales(expected)
+    rows, rounded = narrow_row_statements.round_rows(expected, scales)
+    factor, gram, inner, narrow = solve(tall, x.view(DeviceArray), matrix)
+    np.testing.assert_array_equal(factor, rounded)
+    np.testing.assert_array_equal(narrow.scales, scales)
+    assert np.array(narrow.rows).tobytes() == rows.tobytes()
+    assert not factor.base[:, rank:].any()
+    # Each product is rounded, and each sum of so many of them.
+    eps = 2 * max(num_rows, rank) * np.finfo(float).eps
+    factor = rounded.astype(float)
+    bound = eps * (abs(factor.T) @ abs(factor))
+    assert (abs(gram - factor.T @ factor) <= bound).all()
+    products = x * factor
+    assert (inner is None) == (dtype == np.float32)
+    if inner is not None:
+        assert abs(inner - products.sum()) <= eps * rank * abs(products).sum()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("rank", [3, 16])
+def test_models_side_by_side_are_solved_for(tall, rank, rounds, dtype):
+    """Each by its own system; no number of a neighbour is written."""
+    rng = np.random.default_rng(0)
+    num_models, num_rows = 3, 40
+    # The products are those of well-conditioned matrices: at most 9 times the least eigenvalue.
+    grams = [
+        (np.eye(rank) * rng.uniform(1, 3, (num_models, rank, 1))).view(DeviceArray)
+        for _ in range(2)
+    ]
+    x = rng.standard_normal((num_rows, num_models * rank)).astype(dtype).view(DeviceArray)
+    factors, found_grams, narrow = tall.solve_side_by_side(x, grams, rounds)
+    assert (narrow is not None) == rounds
+    diagonals = np.concatenate([np.diag(a * b) for a, b in zip(*grams, strict=True)])
+    expected = np.array(x) / diagonals
+    bound = 10 * 9 * rank * np.finfo(dtype).eps * abs(expected).max()
+    if narrow is not None:
+        bound += narrow_row_statements.bound_rounding(expected.astype(dtype)).max()
+        widened = narrow_row_statements.widen(np.array(narrow.rows)) * np.array(narrow.scales)
+        np.testing.assert_array_equal(widened, factors)
+        np.testing.assert_array_equal(
+            narrow.scales, narrow_row_statements.find_scales(expected.astype(dtype))
+        )
+    assert abs(factors - expected).max() <= bound
+    for n, gram in enumerate(found_grams):
+        own = np.array(factors[:, n * rank : (n + 1) * rank], float)
+        bound = 2 * num_rows**2 * np.finfo(float).eps * abs(own).max() ** 2
+        np.testing.assert_allclose(gram, own.T @ own, rtol=0, atol=bound)

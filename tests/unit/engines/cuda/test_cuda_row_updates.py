@@ -116,8 +116,8 @@ def row_updates(monkeypatch, tmp_path, kernels):
     launch = types.ModuleType("launch")
     launch.DirectKernel, launch.get_direct_kernel = EmulatedKernel, get_direct_kernel
     launch.find_address = lambda array: 0 if array is None else array.data.ptr
+    launch.row_stride = lambda array: array.strides[0] // array.itemsize
     tall = types.ModuleType("tall")
-    tall.row_stride = lambda array: array.strides[0] // array.itemsize
     tall.find_room = lambda device_id: ROOM
     tall.suits_rank = lambda rank, *_: module.has_tensor_cores and rank <= tuning.MAX_TALL_RANK
     monkeypatch.setitem(sys.modules, "cupy", Cupy("cupy"))

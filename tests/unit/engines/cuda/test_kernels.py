@@ -123,7 +123,8 @@ def test_every_cut_of_the_ranks_compiles(ranks, ndim, dtype, architecture):
     for rank in ranks:
         alignment = math.gcd(16, rank * itemsize)
         for loads in (alignment, 16):  # factors as given, and copied to aligned rows
-            cut = tuning.cut_rank(rank, itemsize, loads, alignment)
+            num_loads = tuning.choose_num_loads(rank, itemsize, ndim - 1)
+            cut = tuning.cut_rank(rank, itemsize, loads, alignment, num_loads)
             for ids in ([U32, bits, U32], [U32]):
                 macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids)
                 jobs.append(("mttkrp_remap.cu", architecture, macros))
@@ -147,7 +148,8 @@ def test_narrow_rows_compile(ranks, ndim, dtype, architecture):
     for rank in ranks:
         alignment = math.gcd(16, rank * itemsize)
         for loads in {alignment, 16}:
-            cut = tuning.cut_rank(rank, itemsize, loads, alignment)
+            num_loads = tuning.choose_num_loads(rank, itemsize, ndim - 1)
+            cut = tuning.cut_rank(rank, itemsize, loads, alignment, num_loads)
             macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, is_narrow=True)
             jobs.append(("mttkrp_remap.cu", architecture, macros))
     compile_all(jobs)
@@ -323,7 +325,9 @@ def test_kernels_on_rows_compile(dtype, architecture):
 def test_kernels_of_gram_matrices_compile(rank, architecture):
     jobs = []
     for dtype in map(np.dtype, DTYPES):
-        jobs.append(("update_rows.cu", architecture, update_rows_macros(rank, dtype)))
+        for is_narrowing in (False, True):
+            macros = update_rows_macros(rank, dtype, is_narrowing)
+            jobs.append(("update_rows.cu", architecture, macros))
         jobs.append(("products.cu", architecture, products_macros(rank, dtype)))
     compile_all(jobs)
 

@@ -20,7 +20,7 @@ def test_examples(module):
 
 
 def test_each_row_names_where_it_was_measured():
-    assert all(row.measured for row in (*tuning.OCCUPANCIES, *tuning.NARROW_BATCHES))
+    assert all(row.measured for row in (*tuning.OCCUPANCIES, *tuning.NARROW_OCCUPANCIES))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)])
@@ -53,7 +53,7 @@ def test_the_nearest_capability_decides(monkeypatch):
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
 @pytest.mark.parametrize(
-    ("num_inputs", "in_float32", "in_float64"), [(1, 4, 4), (2, 4, 4), (3, 8, 4), (4, 2, 2)]
+    ("num_inputs", "in_float32", "in_float64"), [(1, 4, 4), (2, 4, 4), (3, 8, 8), (4, 2, 2)]
 )
 def test_the_batch_of_narrow_rows(num_inputs, in_float32, in_float64, capability):
     """No longer than that of whole rows where none was measured."""
@@ -61,7 +61,9 @@ def test_the_batch_of_narrow_rows(num_inputs, in_float32, in_float64, capability
     for itemsize, expected in ((4, in_float32), (8, in_float64)):
         if capability != (9, 0):
             expected = min(expected, occupancy.batch)
-        assert tuning.choose_narrow_batch(occupancy, num_inputs, itemsize) == expected
+        cut = tuning.cut_rank(32, itemsize, 16, 16)
+        batch, _ = tuning.choose_work(occupancy, num_inputs, itemsize, cut, is_narrow=True)
+        assert batch == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -107,14 +109,16 @@ def test_a_cut_covers_all_columns_of_ttmc(num_columns, num_inputs):
 @pytest.mark.parametrize("load_alignment", [4, 8, 16])
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_cut_covers_all_columns(rank, itemsize, load_alignment, store_alignment):
+@pytest.mark.parametrize("num_inputs", [1, 2])
+def test_a_cut_covers_all_columns(rank, itemsize, load_alignment, store_alignment, num_inputs):
     load_alignment, store_alignment = max(load_alignment, itemsize), max(store_alignment, itemsize)
-    cut = tuning.cut_rank(rank, itemsize, load_alignment, store_alignment)
+    num_loads = tuning.choose_num_loads(rank, itemsize, num_inputs)
+    cut = tuning.cut_rank(rank, itemsize, load_alignment, store_alignment, num_loads)
     assert cut.load_columns * itemsize <= load_alignment
     assert cut.store_columns * itemsize <= store_alignment
     assert cut.lane_columns % cut.load_columns == 0
     assert cut.load_columns % cut.store_columns == 0
-    aligned = tuning.cut_rank(rank, itemsize, 16, 16)
+    aligned = tuning.cut_rank(rank, itemsize, 16, 16, num_loads)
     assert (cut.lane_columns, cut.group_size) == (aligned.lane_columns, aligned.group_size)
     assert cut.group_size in (1, 2, 4, 8, 16, 32)
     part = cut.lane_columns * cut.group_size
@@ -126,8 +130,9 @@ def test_a_cut_covers_all_columns(rank, itemsize, load_alignment, store_alignmen
 def test_narrow_rows_are_aligned_for_one_load_of_all_columns(rank, itemsize):
     """Which may read the padding, but not past it."""
     pitch = tuning.choose_row_nbytes(rank * itemsize // 2)
-    cut = tuning.cut_rank(rank, itemsize, min(16, 2 * (pitch & -pitch)), itemsize)
-    assert cut.load_columns == cut.lane_columns
+    num_loads = tuning.choose_num_loads(rank, itemsize, num_inputs=2)
+    cut = tuning.cut_rank(rank, itemsize, min(16, 2 * (pitch & -pitch)), itemsize, num_loads)
+    assert cut.load_columns * num_loads == cut.lane_columns
     assert -(-rank // cut.load_columns) * cut.load_columns * itemsize // 2 <= pitch
 
 
@@ -176,10 +181,11 @@ def test_rows_are_updated_with_their_padding(rank, itemsize):
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("rank", RANKS)
 def test_carry_outs_fit_beside_a_tile(rank, itemsize):
-    cut = tuning.cut_rank(rank, itemsize, 16, 16)
+    num_loads = tuning.choose_num_loads(rank, itemsize, num_inputs=2)
+    cut = tuning.cut_rank(rank, itemsize, 16, 16, num_loads)
     for block_size in (128, 256):
         nbytes = structs.carries_nbytes(np.dtype(f"f{itemsize}"), cut, block_size)
-        assert nbytes <= 18 * block_size
+        assert nbytes <= 18 * num_loads * block_size
 
 
 @pytest.mark.usual_limits("tiles")

@@ -20,31 +20,18 @@
 // MACRO BLOCK_SIZE: threads of a block
 // MACRO NARROW_COPY_LAYOUT: how Python fills struct NarrowCopy (see structs.py)
 
-#include "ids.cuh"
-#include "instructions.cuh"
 #include "layout.cuh"
+#include "rounding.cuh"
 
 static_assert(BLOCK_SIZE % NUM_COLUMNS == 0, "threads have equally many columns");
 constexpr int num_lanes = BLOCK_SIZE / NUM_COLUMNS;
-
-// A value, or its bits. As integers, the bits of magnitudes ascend: to infinity, then to what is not
-// a number.
-using Bits = decltype(unsigned_zero<sizeof(VALUE)>());
-union Number {
-    VALUE value;
-    Bits bits;
-};
-constexpr bool is_wide = sizeof(VALUE) == 8;
-constexpr Bits smallest_normal = Bits(1) << (is_wide ? 52 : 23);
-constexpr Bits mantissa = smallest_normal - 1;
-constexpr Bits magnitude = Bits(~Bits(0)) >> 1;
-constexpr Bits infinity = magnitude ^ mantissa;
+using Bits = BitsOf<VALUE>;
 
 struct NarrowCopy {
     VALUE* matrix;   // (num_rows, rank), rows `row_stride` numbers apart
     NARROW* rows;    // (num_rows, narrow_stride), of which the first `rank` columns matter
     VALUE* scales;   // (rank,)
-    Bits* largest;   // (rank,), the bits of the largest magnitude of each column
+    Bits* largest;   // (rank,), of each column the largest magnitude, as `find_magnitude` has it
     long long num_rows;
     long long row_stride;
     long long rows_per_block;
@@ -77,37 +64,6 @@ __device__ __forceinline__ void for_own_rows(const NarrowCopy& copy, int column,
     }
 }
 
-// The scale of a column, from the bits of its largest magnitude.
-__device__ __forceinline__ VALUE find_scale(Bits largest)
-{
-    constexpr Bits one = Bits(is_wide ? 1023 : 127) * smallest_normal;
-    constexpr Bits least = one - Bits(is_wide ? 900 : 100) * smallest_normal;
-    Number scale;
-    scale.bits = max((largest & infinity) + smallest_normal, least);  // the next power of two
-    const Bits first_usual = one - 64 * smallest_normal, last_usual = one + 64 * smallest_normal;
-    const bool is_usual = is_wide && scale.bits >= first_usual && scale.bits <= last_usual;
-    if (largest == 0 || is_usual) scale.bits = one;
-    if (scale.bits >= infinity) scale.bits = magnitude;  // not a number
-    return scale.value;
-}
-
-// Rounds a number of a column; returns what the factor becomes.
-__device__ __forceinline__ double round_number(double value, double scale, float& narrow)
-{
-    const double number = value / scale;
-    narrow = fabs(number) < 0x1p-126 ? 0.0f : round_to<float>(number);
-    return narrow * scale;
-}
-
-__device__ __forceinline__ float round_number(float value, float scale, unsigned short& narrow)
-{
-    const float unit = scale / 32768;
-    const float number = max(min(value / unit, 32767.0f), -32767.0f);  // 32767 if that is nan
-    const float fixed = rint(number) + 0.0f;                           // 0, not -0
-    narrow = static_cast<int>(fixed) + 32768;
-    return fixed * unit;
-}
-
 extern "C" __global__ void find_largest(const NarrowCopy copy)
 {
     __shared__ Bits of_lanes[BLOCK_SIZE];
@@ -116,7 +72,7 @@ extern "C" __global__ void find_largest(const NarrowCopy copy)
         Bits largest = 0;
         if (column < copy.rank) {
             for_own_rows(copy, column, [&](long long, VALUE value) {
-                largest = max(largest, Number{value}.bits & magnitude);
+                largest = max(largest, find_magnitude(value));
             });
         }
         __syncthreads();  // others may still read earlier ones
@@ -133,17 +89,17 @@ extern "C" __global__ void find_largest(const NarrowCopy copy)
 extern "C" __global__ void find_scales(const NarrowCopy copy)
 {
     for (int column = threadIdx.x; column < copy.rank; column += BLOCK_SIZE) {
-        copy.scales[column] = find_scale(copy.largest[column]);
+        copy.scales[column] = find_scale<VALUE>(copy.largest[column]);
     }
 }
 
 extern "C" __global__ void round_rows(const NarrowCopy copy)
 {
     for (int column = threadIdx.x % NUM_COLUMNS; column < copy.rank; column += NUM_COLUMNS) {
-        const VALUE scale = copy.scales[column];
+        const Rounding<VALUE, NARROW> rounding(copy.scales[column]);
         for_own_rows(copy, column, [&](long long row, VALUE value) {
-            NARROW narrow;
-            copy.matrix[row * copy.row_stride + column] = round_number(value, scale, narrow);
+            const NARROW narrow = rounding.narrow(value);
+            copy.matrix[row * copy.row_stride + column] = rounding.widen(narrow);
             copy.rows[row * copy.narrow_stride + column] = narrow;
         });
     }

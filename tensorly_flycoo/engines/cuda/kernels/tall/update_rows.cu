@@ -1,23 +1,35 @@
 // Entry: y = x @ inverse for a tall matrix x and a small one; with y.T @ y, and the inner product of
-// x and y, of each block of rows. Without a small matrix, only the Gram matrix of x.
+// x and y, of each block of rows. Without a small matrix, only the Gram matrix of x. If NARROW is
+// not VALUE, y is also rounded to numbers that fit narrow rows, and these are written.
+//
+// The scales of y's columns follow from all of y, so a first launch finds the largest magnitudes,
+// `find_scales` makes the scales of these, and a second launch rounds (see `tall.py`). Of floats
+// the first one only solves: `grams` is null; the second has y for x, no small matrix, and finds no
+// inner products. Scales of doubles are mostly 1: the first launch rounds by that guess, and the
+// second, which is given both, returns at once if it was right, else it does all of it anew.
 //
 // Mapping: a block has `rows_per_block` neighbouring rows, GROUP_ROWS * NUM_GROUPS of them at a time,
 //   in shared memory beside the small matrix. A group has WIDTH / 16 warps, and each of these a
 //   strip of 16 columns of y and 16 rows of y.T @ y.
 // Preconditions (the caller's): each row of x is contiguous, and rows are `row_stride` numbers
 //   apart. The small matrix (R, R) is contiguous; behind it are the matrix that it inverts, and the
-//   condition number of that, which in single precision is not looked at.
-// Bytes: x and y once; what blocks write besides is small in comparison. None per nonzero.
-// Writes and determinism: all of y (num_rows, y_stride), in its own precision, with zeros past the
-//   last column; each block its own (R, R) and its sum, in double precision, of y as rounded. The
-//   order of additions depends on the shape alone.
+//   condition number of that, which in single precision is not looked at. `largest` begins as
+//   zeros.
+// Bytes: x, y and narrow rows once; what blocks write besides is small in comparison. None per
+//   nonzero.
+// Writes and determinism: y (num_rows, y_columns), in its own precision, with zeros past the last
+//   column; each block its own (R, R) and its sum, in double precision, of y as rounded. The
+//   order of additions depends on the shape alone, and that in which blocks compare magnitudes, by
+//   atomics, does not matter.
 // Source: none.
 // MACRO VALUE: float or double
+// MACRO NARROW: its narrow type (see narrow_rows.cuh), or itself
 // MACRO WIDTH: columns of the matrix, rounded up to a multiple of 16
 // MACRO NUM_GROUPS: groups of warps of a block
 // MACRO GROUP_ROWS: rows that a group has at a time, 32, or 16 if more would spill registers
 
 #include "architecture.cuh"
+#include "rounding.cuh"
 #include "strips.cuh"
 #include "sums.cuh"
 
@@ -29,6 +41,9 @@ constexpr int group_rows = GROUP_ROWS, block_rows = group_rows * NUM_GROUPS;
 constexpr int pitch = WIDTH + strip_padding;
 constexpr double epsilon = 2.220446049250313e-16;
 constexpr int max_refinements = 4;
+constexpr bool is_narrowing = sizeof(NARROW) < sizeof(VALUE);
+constexpr bool rounds_at_once = is_narrowing && sizeof(VALUE) == 8;
+constexpr bool rounds_later = is_narrowing && !rounds_at_once;
 
 // What the threads of a block share.
 struct Shared {
@@ -51,11 +66,63 @@ struct Shared {
     }
 };
 
+// How to round a column, which may be past the last one, or not be rounded.
+__device__ __forceinline__ Rounding<VALUE, NARROW> find_rounding(const VALUE* scales, int column,
+                                                                 int rank)
+{
+    const bool is_rounded = is_narrowing && scales && column < rank;
+    return Rounding<VALUE, NARROW>(is_rounded ? scales[column] : VALUE(1));
+}
+
+// Rounds the two columns of a strip that a lane has; finds what their largest magnitudes were.
+struct LaneColumns {
+    const Rounding<VALUE, NARROW> roundings[2];
+    BitsOf<VALUE> largest[2] = {};
+
+    __device__ __forceinline__ LaneColumns(const VALUE* scales, int first, int rank)
+        : roundings{find_rounding(scales, first, rank), find_rounding(scales, first + 8, rank)}
+    {
+    }
+
+    __device__ __forceinline__ VALUE round(VALUE value, int half)
+    {
+        largest[half] = max(largest[half], find_magnitude(value));
+        if (!rounds_at_once) return value;
+        return roundings[half].widen(roundings[half].narrow(value));
+    }
+
+    // Compares what a warp found, of which four lanes have the same columns, with all others.
+    __device__ __forceinline__ void compare(BitsOf<VALUE>* of_columns, int first, int rank,
+                                            int lane)
+    {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            for (int distance = 1; distance < 4; distance *= 2) {
+                const auto other = __shfl_xor_sync(0xffffffffu, largest[half], distance);
+                largest[half] = max(largest[half], other);
+            }
+            const int column = first + 8 * half;
+            if (lane % 4 == 0 && column < rank) atomicMax(of_columns + column, largest[half]);
+        }
+    }
+};
+
+__device__ __forceinline__ bool are_alike(const VALUE* scales, const VALUE* others, int rank)
+{
+    for (int column = 0; column < rank; ++column) {
+        if (find_bits(scales[column]) != find_bits(others[column])) return false;
+    }
+    return true;
+}
+
 extern "C" __global__ void __launch_bounds__(block_size, 1)
     update_rows(long long num_rows, int rows_per_block, int rank, const VALUE* x,
-                long long row_stride, const double* inverse, VALUE* y, int y_stride, double* grams,
-                double* inner_products)
+                long long row_stride, const double* inverse, VALUE* y, long long y_stride,
+                int y_columns, double* grams, double* inner_products, NARROW* narrow_rows,
+                long long narrow_stride, const VALUE* scales, const VALUE* guessed_scales,
+                BitsOf<VALUE>* largest)
 {
+    if (is_narrowing && guessed_scales && are_alike(scales, guessed_scales, rank)) return;
     extern __shared__ double memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / strips;
@@ -66,6 +133,9 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
     const int end = static_cast<int>(min(static_cast<long long>(rows_per_block), num_rows - first));
     x += first * row_stride;
     y += first * y_stride;
+    narrow_rows += first * narrow_stride;
+    const int first_column = 16 * strip + lane / 4;
+    LaneColumns columns(scales, first_column, rank);
     const double* solved = inverse + rank * rank;
     int num_refinements = 0;
     if (inverse) {
@@ -76,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
             if (++num_refinements == max_refinements) break;
         }
     }
+    const bool wants_grams = !rounds_later || grams;
     // All groups take as many turns: the block's threads refine together.
     const int group_end = (end + block_rows - 1) / block_rows * block_rows;
     double gram[tiles][2][2] = {};
@@ -89,6 +160,26 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
         shared.begin_rows(group, turn ^ 1, next_row, end, rank, x, row_stride);
         wait_for_copies_but_last();
         wait_for_group<32 * strips>(group);
+        // Calls `use` for each number that this thread stores, and its row: all are of one column.
+        const int first_place = 32 * place + lane, own_column = first_place % WIDTH;
+        const auto for_own_column = [&](auto use) {
+            const int num_places = min(group_rows, end - first_row) * WIDTH;
+            for (int number = first_place; number < num_places; number += 32 * strips) {
+                const int row = number / WIDTH;
+                use(rows[row][own_column], static_cast<long long>(first_row + row));
+            }
+        };
+        if (rounds_later && !inverse) {
+            const auto rounding = find_rounding(scales, own_column, rank);
+            for_own_column([&](VALUE& number, long long row) {
+                if (own_column >= rank) return;
+                const NARROW narrow = rounding.narrow(number);
+                number = rounding.widen(narrow);
+                y[row * y_stride + own_column] = number;
+                narrow_rows[row * narrow_stride + own_column] = narrow;
+            });
+            wait_for_group<32 * strips>(group);
+        }
         if (inverse) {
             Strip<double, group_rows> sums = {};
             add_product(sums, shared.matrix, rows, strip, lane);
@@ -121,19 +212,21 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
             for_strip(sums, strip, lane, [&](double& number, int row, int column) {
                 const VALUE before = num_refinements ? read(x, row_stride, row, column)
                                                      : rows[row][column];
-                const VALUE rounded = number;
+                VALUE rounded = number;
+                if (is_narrowing) rounded = columns.round(rounded, (column - first_column) / 8);
                 rows[row][column] = rounded;
                 inner += static_cast<double>(rounded) * before;
             });
             wait_for_group<32 * strips>(group);
-            const int num_places = min(group_rows, end - first_row) * WIDTH;
-            for (int number = 32 * place + lane; number < num_places; number += 32 * strips) {
-                const int row = number / WIDTH, column = number % WIDTH;
-                const long long to = first_row + row;
-                if (column < y_stride) y[to * y_stride + column] = rows[row][column];
-            }
+            const auto rounding = find_rounding(scales, own_column, rank);
+            for_own_column([&](VALUE number, long long row) {
+                if (own_column < y_columns) y[row * y_stride + own_column] = number;
+                if (rounds_at_once && own_column < rank) {
+                    narrow_rows[row * narrow_stride + own_column] = rounding.narrow(number);
+                }
+            });
         }
-        for (int k = 0; k < group_rows; k += 8) {
+        for (int k = 0; k < group_rows && wants_grams; k += 8) {
             const VALUE* of_lane[2] = {&rows[k + lane % 4][lane / 4],
                                        &rows[k + lane % 4 + 4][lane / 4]};
             double left[2][2];
@@ -153,6 +246,8 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
         first_row = next_row;
     }
     wait_for_copies();
+    if (is_narrowing && inverse) columns.compare(largest, first_column, rank, lane);
+    if (!wants_grams) return;
     // The groups' sums are added in their order, in the place of the small matrix.
     for (int turn = 0; turn < NUM_GROUPS; ++turn) {
         __syncthreads();
