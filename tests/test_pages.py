@@ -94,25 +94,93 @@ def give_formula():
     return given | {"a": 1, "T": np.ones((2, 4, 3))}
 
 
+def give_tensor():
+    """Return the tensor whose decomposition is watched."""
+    return {"x": random_tensor((60, 50, 40), 2000, random_state=0)}
+
+
 def give_ratings():
-    """Return a table of ratings, and the same users, items and months as new ones."""
+    """Return ratings of films by month, rows to predict, ratings held out, of new users; clicks."""
+    import recommending
+
+    ratings = recommending.draw_ratings(3000, num_users=60, num_films=40)
+    of_one = ratings[ratings["user"] == 3]
+    return {
+        "ratings": ratings,
+        "new": of_one,
+        "liked": ratings[ratings["stars"] >= 4][:50],
+        "newcomers": of_one.assign(user=999),
+        "clicks": ratings[["user", "film"]],
+    }
+
+
+def give_tables():
+    """Return a table of events, and one of ratings."""
+    ratings = give_ratings()["ratings"].rename(columns={"film": "item"})
+    return {"events": ratings.rename(columns={"month": "day"}), "ratings": ratings}
+
+
+def give_three_tables():
+    """Return events, levels of genes of which blocks were not measured, and ratings."""
     import pandas as pd
 
-    random, names = np.random.RandomState(0), ["user", "item", "month"]
-    table = pd.DataFrame(random.randint(0, 12, (400, 3)), columns=names).drop_duplicates()
-    return {"ratings": table.assign(stars=1 + table["item"] % 5), "new": table}
+    days = pd.DataFrame({"carrier": ["AA", "UA", "UA"], "day": [1, 1, 2]})
+    names = ["gene", "donor", "type"]
+    cells = pd.DataFrame(np.argwhere(np.ones((5, 4, 3))), columns=names).assign(level=1.5)
+    return {"flights": days, "cells": cells[12:], **give_ratings()}
+
+
+def give_log():
+    """Return what sensors measured by day and hour, what they missed, and spectra as an array."""
+    import pandas as pd
+    import xarray
+
+    random = np.random.RandomState(0)
+    factors = [random.gamma(0.3, size=(size, 2)) for size in (10, 15, 8)]
+    levels = tl.cp_to_tensor((None, factors)) * random.lognormal(0, 0.1, (10, 15, 8))
+    table = pd.DataFrame(np.argwhere(levels), columns=["sensor", "day", "hour"])
+    table["level"] = levels.ravel()
+    was_on = random.random_sample((10, 15)) < 0.8
+    is_row = was_on[table["sensor"], table["day"]]
+    is_scattered = np.arange(15)[:, None] < np.arange(8)
+    return {
+        "log": table[is_row],
+        "lost": table[~is_row],
+        "new_log": table[is_row & (table["sensor"] == 3)].assign(sensor=99),
+        "eems": xarray.DataArray(
+            np.where(is_scattered, np.nan, levels), dims=["sample", "emission", "excitation"]
+        ),
+    }
+
+
+def give_triples():
+    """Return a graph of three relations between groups of terms, and triples held out of it."""
+    import pandas as pd
+
+    terms = ["virus", *(f"term {number}" for number in range(23))]
+    relations = ["affects", "causes", "is part of"]
+    triples = pd.DataFrame(
+        [
+            (head, relation, tail)
+            for number, relation in enumerate(relations)
+            for head in terms[number::3]
+            for tail in terms[(number + 1) % 3 :: 3]
+        ],
+        columns=["head", "relation", "tail"],
+    ).replace({"affects": "causes", "causes": "affects"})
+    is_out = np.random.RandomState(0).random_sample(len(triples)) < 0.1
+    return {"triples": triples[~is_out], "validation": triples[is_out]}
 
 
 def give_file():
-    """Make a file of nonzeros, and return a table of visits, and ratings."""
+    """Make a file of nonzeros, and return a table of visits."""
     import pandas as pd
 
     write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
     # At each visit another code: slices of a PARAFAC2 model, which few iterations find.
     patients, visits = np.indices((6, 10)).reshape(2, -1)
     codes = (patients + visits) % 10
-    df = pd.DataFrame({"patient": patients, "visit": visits, "code": codes})
-    return {"df": df, **give_ratings()}
+    return {"df": pd.DataFrame({"patient": patients, "visit": visits, "code": codes})}
 
 
 def give_parquet():
@@ -147,13 +215,18 @@ def give_cells():
 
 #: What the reader has, for each page whose code takes something.
 STAND_INS = {
-    "docs/answer.md": give_ratings,
-    "docs/counts.md": give_counts,
-    "docs/how_it_works.md": give_formula,
-    "docs/larger.md": give_slabs,
-    "docs/single_cell.md": give_cells,
-    "docs/uses.md": give_file,
     "docs/clusters.md": give_parquet,
+    "docs/counts.md": give_counts,
+    "docs/gaps.md": give_log,
+    "docs/graphs.md": give_triples,
+    "docs/how_it_works.md": give_formula,
+    "docs/iterations.md": give_tensor,
+    "docs/larger.md": give_slabs,
+    "docs/missing.md": give_three_tables,
+    "docs/ratings.md": give_ratings,
+    "docs/single_cell.md": give_cells,
+    "docs/tables.md": give_tables,
+    "docs/uses.md": give_file,
 }
 #: Their cluster is that of all tests, and what all workers see is in the test's own folder.
 NEED_CLUSTER = {"docs/larger.md", "docs/clusters.md"}
