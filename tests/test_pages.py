@@ -437,6 +437,25 @@ def test_each_published_example_runs_in_a_test():
             assert re.search(rf"\b{Path(path).stem}\b", tests), path
 
 
+#: Pages for users that are records or lists.
+WITHOUT_CODE = {"gallery/index", "performance", "api", "measurements", "history"}
+
+
+def test_pages_for_users_begin_with_what_one_types():
+    """Code stands in their first lines."""
+    listed = re.search(r":caption: Use\n\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S)[1]
+    pages = {re.sub(r".*<(.*)>", r"\1", line) for line in listed.split("\n") if line}
+    assert pages > WITHOUT_CODE
+    for page in pages - WITHOUT_CODE:
+        first_lines = (ROOT / f"docs/{page}.md").read_text().split("\n")[:15]
+        assert any(line.startswith("```") for line in first_lines), page
+
+
+@pytest.mark.parametrize(("page", "limit"), [("answer", 1800), ("uses", 1500), ("counts", 1500)])
+def test_pages_stay_short(page, limit):
+    assert len((ROOT / f"docs/{page}.md").read_text().split()) <= limit
+
+
 def test_each_reason_is_right_above_a_block():
     """Else the block would be run."""
     for page in PAGES:
