@@ -5,6 +5,7 @@ reader, such as a table or a file, is made here: small, and under the name that 
 """
 
 import contextlib
+import logging
 import re
 import shlex
 from pathlib import Path
@@ -103,12 +104,14 @@ def give_ratings():
     """Return ratings of films by month, rows to predict, ratings held out, of new users; clicks."""
     import recommending
 
-    ratings = recommending.draw_ratings(3000, num_users=60, num_films=40)
+    table = recommending.draw_ratings(3000, num_users=60, num_films=40)
+    ratings, held_out = table[:-200], table[-200:]
+    is_known = held_out["user"].isin(ratings["user"]) & held_out["film"].isin(ratings["film"])
     of_one = ratings[ratings["user"] == 3]
     return {
         "ratings": ratings,
         "new": of_one,
-        "liked": ratings[ratings["stars"] >= 4][:50],
+        "liked": held_out[is_known & (held_out["stars"] >= 4)],
         "newcomers": of_one.assign(user=999),
         "clicks": ratings[["user", "film"]],
     }
@@ -127,7 +130,8 @@ def give_three_tables():
     days = pd.DataFrame({"carrier": ["AA", "UA", "UA"], "day": [1, 1, 2]})
     names = ["gene", "donor", "type"]
     cells = pd.DataFrame(np.argwhere(np.ones((5, 4, 3))), columns=names).assign(level=1.5)
-    return {"flights": days, "cells": cells[12:], **give_ratings()}
+    lacks_type = (cells["donor"] == 1) & (cells["type"] == 2)
+    return {"flights": days, "cells": cells[~lacks_type], **give_ratings()}
 
 
 def give_log():
@@ -242,6 +246,7 @@ def settings(tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     with tl.backend_context(tl.get_backend()), tensorly_flycoo.set_device("cpu"):
         yield
+    logging.getLogger("tensorly_flycoo").setLevel(logging.NOTSET)  # a page sets it
 
 
 @pytest.fixture(scope="module")
