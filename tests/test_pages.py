@@ -5,6 +5,7 @@ reader, such as a table or a file, is made here: small, and under the name that 
 """
 
 import contextlib
+import logging
 import re
 import shlex
 from pathlib import Path
@@ -94,25 +95,96 @@ def give_formula():
     return given | {"a": 1, "T": np.ones((2, 4, 3))}
 
 
+def give_tensor():
+    """Return the tensor whose decomposition is watched."""
+    return {"x": random_tensor((60, 50, 40), 2000, random_state=0)}
+
+
 def give_ratings():
-    """Return a table of ratings, and the same users, items and months as new ones."""
+    """Return ratings of films by month, rows to predict, ratings held out, of new users; clicks."""
+    import recommending
+
+    table = recommending.draw_ratings(3000, num_users=60, num_films=40)
+    ratings, held_out = table[:-200], table[-200:]
+    is_known = held_out["user"].isin(ratings["user"]) & held_out["film"].isin(ratings["film"])
+    of_one = ratings[ratings["user"] == 3]
+    return {
+        "ratings": ratings,
+        "new": of_one,
+        "liked": held_out[is_known & (held_out["stars"] >= 4)],
+        "newcomers": of_one.assign(user=999),
+        "clicks": ratings[["user", "film"]],
+    }
+
+
+def give_tables():
+    """Return a table of events, and one of ratings."""
+    ratings = give_ratings()["ratings"].rename(columns={"film": "item"})
+    return {"events": ratings.rename(columns={"month": "day"}), "ratings": ratings}
+
+
+def give_three_tables():
+    """Return events, levels of genes of which blocks were not measured, and ratings."""
     import pandas as pd
 
-    random, names = np.random.RandomState(0), ["user", "item", "month"]
-    table = pd.DataFrame(random.randint(0, 12, (400, 3)), columns=names).drop_duplicates()
-    return {"ratings": table.assign(stars=1 + table["item"] % 5), "new": table}
+    days = pd.DataFrame({"carrier": ["AA", "UA", "UA"], "day": [1, 1, 2]})
+    names = ["gene", "donor", "type"]
+    cells = pd.DataFrame(np.argwhere(np.ones((5, 4, 3))), columns=names).assign(level=1.5)
+    lacks_type = (cells["donor"] == 1) & (cells["type"] == 2)
+    return {"flights": days, "cells": cells[~lacks_type], **give_ratings()}
+
+
+def give_log():
+    """Return what sensors measured by day and hour, what they missed, and spectra as an array."""
+    import pandas as pd
+    import xarray
+
+    random = np.random.RandomState(0)
+    factors = [random.gamma(0.3, size=(size, 2)) for size in (10, 15, 8)]
+    levels = tl.cp_to_tensor((None, factors)) * random.lognormal(0, 0.1, (10, 15, 8))
+    table = pd.DataFrame(np.argwhere(levels), columns=["sensor", "day", "hour"])
+    table["level"] = levels.ravel()
+    was_on = random.random_sample((10, 15)) < 0.8
+    is_row = was_on[table["sensor"], table["day"]]
+    is_scattered = np.arange(15)[:, None] < np.arange(8)
+    return {
+        "log": table[is_row],
+        "lost": table[~is_row],
+        "new_log": table[is_row & (table["sensor"] == 3)].assign(sensor=99),
+        "eems": xarray.DataArray(
+            np.where(is_scattered, np.nan, levels), dims=["sample", "emission", "excitation"]
+        ),
+    }
+
+
+def give_triples():
+    """Return a graph of three relations between groups of terms, and triples held out of it."""
+    import pandas as pd
+
+    terms = ["virus", *(f"term {number}" for number in range(23))]
+    relations = ["affects", "causes", "is part of"]
+    triples = pd.DataFrame(
+        [
+            (head, relation, tail)
+            for number, relation in enumerate(relations)
+            for head in terms[number::3]
+            for tail in terms[(number + 1) % 3 :: 3]
+        ],
+        columns=["head", "relation", "tail"],
+    ).replace({"affects": "causes", "causes": "affects"})
+    is_out = np.random.RandomState(0).random_sample(len(triples)) < 0.1
+    return {"triples": triples[~is_out], "validation": triples[is_out]}
 
 
 def give_file():
-    """Make a file of nonzeros, and return a table of visits, and ratings."""
+    """Make a file of nonzeros, and return a table of visits."""
     import pandas as pd
 
     write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
     # At each visit another code: slices of a PARAFAC2 model, which few iterations find.
     patients, visits = np.indices((6, 10)).reshape(2, -1)
     codes = (patients + visits) % 10
-    df = pd.DataFrame({"patient": patients, "visit": visits, "code": codes})
-    return {"df": df, **give_ratings()}
+    return {"df": pd.DataFrame({"patient": patients, "visit": visits, "code": codes})}
 
 
 def give_parquet():
@@ -147,13 +219,18 @@ def give_cells():
 
 #: What the reader has, for each page whose code takes something.
 STAND_INS = {
-    "docs/answer.md": give_ratings,
-    "docs/counts.md": give_counts,
-    "docs/how_it_works.md": give_formula,
-    "docs/larger.md": give_slabs,
-    "docs/single_cell.md": give_cells,
-    "docs/uses.md": give_file,
     "docs/clusters.md": give_parquet,
+    "docs/counts.md": give_counts,
+    "docs/gaps.md": give_log,
+    "docs/graphs.md": give_triples,
+    "docs/how_it_works.md": give_formula,
+    "docs/iterations.md": give_tensor,
+    "docs/larger.md": give_slabs,
+    "docs/missing.md": give_three_tables,
+    "docs/ratings.md": give_ratings,
+    "docs/single_cell.md": give_cells,
+    "docs/tables.md": give_tables,
+    "docs/uses.md": give_file,
 }
 #: Their cluster is that of all tests, and what all workers see is in the test's own folder.
 NEED_CLUSTER = {"docs/larger.md", "docs/clusters.md"}
@@ -169,6 +246,7 @@ def settings(tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     with tl.backend_context(tl.get_backend()), tensorly_flycoo.set_device("cpu"):
         yield
+    logging.getLogger("tensorly_flycoo").setLevel(logging.NOTSET)  # a page sets it
 
 
 @pytest.fixture(scope="module")
@@ -362,6 +440,25 @@ def test_each_published_example_runs_in_a_test():
     for path in programs:
         if path.startswith("examples/") and path != "examples/wheels.py":  # which is no program
             assert re.search(rf"\b{Path(path).stem}\b", tests), path
+
+
+#: Pages for users that are records or lists.
+WITHOUT_CODE = {"gallery/index", "performance", "api", "measurements", "history"}
+
+
+def test_pages_for_users_begin_with_what_one_types():
+    """Code stands in their first lines."""
+    listed = re.search(r":caption: Use\n\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S)[1]
+    pages = {re.sub(r".*<(.*)>", r"\1", line) for line in listed.split("\n") if line}
+    assert pages > WITHOUT_CODE
+    for page in pages - WITHOUT_CODE:
+        first_lines = (ROOT / f"docs/{page}.md").read_text().split("\n")[:15]
+        assert any(line.startswith("```") for line in first_lines), page
+
+
+@pytest.mark.parametrize(("page", "limit"), [("answer", 1800), ("uses", 1500), ("counts", 1500)])
+def test_pages_stay_short(page, limit):
+    assert len((ROOT / f"docs/{page}.md").read_text().split()) <= limit
 
 
 def test_each_reason_is_right_above_a_block():

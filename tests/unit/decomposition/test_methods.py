@@ -157,7 +157,7 @@ def test_best_of_names_the_methods_with_momentum():
 
 
 def test_a_page_names_the_methods_that_take_a_callback_where_tensorlys_do_not():
-    page = (Path(__file__).parents[3] / "docs" / "uses.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "iterations.md").read_text()
     for name, method in METHODS.items():
         theirs = getattr(tl.decomposition, name, None)
         takes_callback = theirs is None or "callback" in inspect.signature(theirs).parameters
