@@ -20,7 +20,7 @@ import numpy as np
 from scipy.linalg import lapack
 from scipy.sparse.linalg import eigsh
 
-from ..engines.tall import eigh
+from ..engines.tall import eigh, one_blas_thread
 from .cp_model import multiply_all
 
 #: Directions in which the columns of a factor are shorter than the root of this are left to the
@@ -102,7 +102,8 @@ class Tangents:
                 inverse = self._inverse_grams[n]
                 squares += np.maximum(np.diagonal(inverse @ outside @ inverse), 0)
         gradient = np.concatenate(products, axis=1)
-        changes = self._inverse @ gradient.reshape(-1)
+        with one_blas_thread():
+            changes = self._inverse @ gradient.reshape(-1)
         squares += (changes.reshape(gradient.shape) ** 2).sum(axis=1)
         return np.sqrt(squares)
 
@@ -163,17 +164,21 @@ def _make_gram(cosines: np.ndarray, bases: Sequence[_FactorBasis]) -> np.ndarray
 
 
 def _invert(gram: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the inverse of a Gram matrix of unit vectors, and the inverse's largest eigenvalue."""
+    """Return the inverse of a Gram matrix of unit vectors, and the inverse's largest eigenvalue.
+
+    It is inverted in place, on one thread: the bits do not depend on how many there are.
+    """
     size = len(gram)
-    shifted = gram + _SHIFT * size * np.finfo(float).eps * np.eye(size)
-    # LAPACK's matrices are column by column; a symmetric one is its own transposed.
-    triangle, info = lapack.dpotrf(shifted.T, lower=1, overwrite_a=1)
-    if info == 0:
-        triangle, info = lapack.dpotri(triangle, lower=1, overwrite_c=1)
+    gram.flat[:: size + 1] += _SHIFT * size * np.finfo(float).eps
+    with one_blas_thread():
+        # LAPACK's matrices are column by column; a symmetric one is its own transposed.
+        inverse, info = lapack.dpotrf(gram.T, lower=1, overwrite_a=1)
+        if info == 0:
+            inverse, info = lapack.dpotri(inverse, lower=1, overwrite_c=1)
     if info:
         raise ValueError(f"the Gram matrix of {size} tangents is not positive: LAPACK gave {info}")
-    inverse = np.tril(triangle)
-    inverse += np.tril(triangle, -1).T
+    for n in range(size):  # LAPACK has written the lower triangle
+        inverse[n, n + 1 :] = inverse[n + 1 :, n]
     return inverse, _find_largest_eigenvalue(inverse)
 
 
@@ -182,5 +187,6 @@ def _find_largest_eigenvalue(matrix: np.ndarray) -> float:
     if len(matrix) <= _MAX_DENSE:
         return float(eigh(matrix)[0][-1])
     start = np.random.RandomState(0).standard_normal(len(matrix))
-    values = eigsh(matrix, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)
+    with one_blas_thread():
+        values = eigsh(matrix, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)
     return float(values[0])

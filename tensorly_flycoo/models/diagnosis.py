@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: 2006).
 _PARALLEL = 0.95
 
+#: Smaller changes by further iterations are not worth a word.
+_MOVING = 0.01
+
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
@@ -77,10 +80,16 @@ class Diagnosis:
     @property
     def summary(self) -> str:
         """What a user should know, in one line."""
-        digits = f"no digits: {self.reason}"
+        digits = f"no digits, since {self.reason}"
         if not self.reason:
             digits = self._describe_digits()
-        return "; ".join([digits, *self._list_pairs(), *self._list_zeros()])
+        doubts = [
+            *self._describe(np.isinf(self.conditions), "not determined"),
+            *self._describe_unfinished(),
+            *self._describe_pairs(),
+            *self._describe(self.sizes == 0, "zero"),
+        ]
+        return "; ".join([digits, *doubts])
 
     @property
     def table(self) -> "DataFrame":
@@ -151,25 +160,32 @@ class Diagnosis:
                 parts.append(f"{_name(names)}: {_count(number, 'digit')}")
         return f"{', '.join(parts)}, the others {most_common}"
 
-    def _list_pairs(self) -> list[str]:
-        """Describe each pair of nearly parallel components."""
+    def _describe(self, is_meant: np.ndarray, what: str) -> list[str]:
+        """Say what the components are that an array (R,) marks, if there are some."""
+        names = [self.components[r] for r in np.flatnonzero(is_meant)]
+        if not names:
+            return []
+        verb = "is" if len(names) == 1 else "are"
+        return [f"{_name(names)} {verb} {what}"]
+
+    def _describe_unfinished(self) -> list[str]:
+        """Name the components that further iterations would change, by more than noise has."""
+        is_moving = self.unfinished > np.fmax(self.noise, _MOVING)
+        names = [self.components[r] for r in np.flatnonzero(is_moving)]
+        if not names:
+            return []
+        return [f"further iterations would change {_name(names)}"]
+
+    def _describe_pairs(self) -> list[str]:
+        """Name each pair of nearly parallel components."""
         pairs = {}
-        for first, (second, congruence) in enumerate(
-            zip(self.partners, self.congruences, strict=True)
-        ):
-            if abs(congruence) >= _PARALLEL:
-                pairs[tuple(sorted((first, int(second))))] = congruence
+        for r in np.flatnonzero(np.abs(self.congruences) >= _PARALLEL):
+            pair = sorted((int(r), int(self.partners[r])))
+            pairs[tuple(pair)] = self.congruences[r]
         return [
             f"{_name([self.components[n] for n in pair])} are nearly parallel ({congruence:.3f})"
             for pair, congruence in pairs.items()
         ]
-
-    def _list_zeros(self) -> list[str]:
-        """Describe the components that are zero."""
-        names = [name for name, size in zip(self.components, self.sizes, strict=True) if size == 0]
-        if not names:
-            return []
-        return [f"{_name(names)} {'is' if len(names) == 1 else 'are'} zero"]
 
 
 def _show(cell: Any) -> str:

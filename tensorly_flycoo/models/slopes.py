@@ -121,6 +121,8 @@ class Slopes:
         Slopes are first multiplied by the lengths of steps. Where a factor is non-negative, a step
         ends at zero.
         """
+        if not self.components.sizes.size:
+            return 0.0, []
         square = 0.0
         square_of_terms = 0.0
         projections = []
