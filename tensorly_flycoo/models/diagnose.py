@@ -82,9 +82,10 @@ def diagnose(x: LabelledData, cp_tensor: Any) -> Diagnosis:
 
     **Noise.** It is taken to be like the residual, cell by cell: in each of eight draws cells keep
     their magnitudes and get random signs (a wild bootstrap: Wu, Annals of Statistics 14, 1986), so
-    it may be large at nonzeros and small elsewhere. What it changes is computed to first order, as
-    if non-negative factors were free. A systematic misfit counts as noise too. Where a model has
-    nearly as many numbers as the data, it fits the noise, and there are too many digits.
+    it may be large at nonzeros and small elsewhere. A systematic misfit counts as noise too. What
+    noise changes is computed to first order, as if non-negative factors were free: where many of
+    their elements are zero, there may be more digits. Where a model has nearly as many numbers as
+    the data, it fits the noise, and there are too many digits.
 
     An error costs the model's values at the nonzeros, in NumPy on a CPU; the gradient and the noise
     each cost the MTTKRPs of nine iterations; the condition a Gram matrix of
