@@ -87,13 +87,12 @@ def diagnose(x: LabelledData, cp_tensor: Any) -> Diagnosis:
     their elements are zero, there may be more digits. Where a model has nearly as many numbers as
     the data, it fits the noise, and there are too many digits.
 
-    An error costs the model's values at the nonzeros, in NumPy on a CPU; the gradient and the noise
-    each cost the MTTKRPs of nine iterations; the condition a Gram matrix of
-    ``R * (1 + sum(min(I_n, R) - 1))`` tangents, which is inverted on the host: 3,008 at rank 32 and
-    three modes, 72 MB, and twice as much while it is inverted. Beyond 16,384 (2 GB) there is
-    neither condition nor digits. A float64 copy of one factor at a time, and one of all factors for
-    the error, are made. Signs are drawn with a fixed seed: results are the same in every run on one
-    machine.
+    **Cost.** The model's values at the nonzeros, in NumPy on a CPU, for the error; the MTTKRPs of
+    nine iterations for the gradient and the noise; and for the condition a Gram matrix of
+    ``R * (1 + sum(min(I_n, R) - 1))`` tangents, 3,008 at rank 32 and three modes, which is inverted
+    in place on the host: 3,008**2 * 8 bytes = 72 MB. From 16,385 (2 GB) on there is neither
+    condition nor digits. The error takes a float64 copy of all factors, and the noise a copy with
+    signs. These have a fixed seed: results have the same bits in every run on one machine.
 
     References
     ----------

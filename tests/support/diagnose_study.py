@@ -5,7 +5,7 @@ is added once more, and the decomposition goes on from its model. Printed are, f
 tensor, the shares of components that change by less than predicted, and by more than a tenth of it:
 when the noise is added, and from the planted components to those found in the noisy data.
 
-    python tests/support/diagnose_study.py --count 200 --processes 2
+    python tests/support/diagnose_study.py --processes 16
 """
 
 import argparse
@@ -141,9 +141,8 @@ def main():
     parser.add_argument("--count", type=int, default=200, help="tensors of each kind")
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
-    print(
-        "kind          components  by noise: within, above 1/10   from the truth: within, above 1/10"
-    )
+    print("                          by noise              from the truth")
+    print("kind          components  within  above 1/10    within  above 1/10")
     with ProcessPoolExecutor(arguments.processes) as pool:
         for name in KINDS:
             jobs = pool.map(partial(try_kind, name), range(arguments.count))

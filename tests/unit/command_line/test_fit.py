@@ -400,7 +400,7 @@ def test_small_fits_go_on(folder, capsys):
     command = "fit events.parquet --modes a,b,c --rank 2 --loss gaussian --starts 1"
     assert main(command.split()) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("diagnosis: all components: 0 digits; further iterations would ")
+    assert lines[-1].startswith("diagnosis: all components: 0 digits; condition 1.")
     line = next(of for of in lines if of.startswith("fit "))
     fit, count = float(line.split()[1]), int(line.split()[3])
     cp = LabelledCP.load(folder / "events_rank2" / "model.npz")
