@@ -41,7 +41,7 @@ class KnownCells(NamedTuple):
 
 
 class Components:
-    """The components of a model that are not zero, with the weights in the first factor.
+    """The components of a model that are not zero.
 
     Attributes
     ----------
@@ -49,38 +49,49 @@ class Components:
         How many components the model has, those of zeros too.
     places : array (R',)
         Which are not zero.
-    factors : list of array (I_n, R')
-    norms : array (ndim, R')
     sizes : array (R',)
         The norms of the components.
+    factors : list of array (I_n, R')
+        Columns that are nearly units: multiplied by powers of two, which round nothing, so that
+        their products do not overflow. The signs of the weights are in the first.
+    norms : array (ndim, R')
+        Of these columns: 0.5 to 1.
     cosines : array (ndim, R', R')
         Of the angles between the columns of each factor.
     """
 
     def __init__(self, weights: Array | None, factors: Sequence[Array]) -> None:
         all_norms = np.stack([_find_norms(factor) for factor in factors])
+        all_weights = np.ones(all_norms.shape[1])
         if weights is not None:
-            all_norms[0] *= np.abs(move(weights, np).astype(np.float64))
-        self.rank = all_norms.shape[1]
-        self.places = np.flatnonzero((all_norms > 0).all(axis=0))
+            all_weights = move(weights, np).astype(np.float64)
+        all_sizes = np.abs(all_weights) * multiply_all(all_norms)
+        self.rank = all_sizes.size
+        self.places = np.flatnonzero(all_sizes > 0)
+        self.sizes = all_sizes[self.places]
+        self.norms, exponents = np.frexp(all_norms[:, self.places])
+        powers = np.ldexp(1.0, -exponents)
+        powers[0] *= np.sign(all_weights[self.places])
         xp = array_module(factors[0])
-        columns = xp.asarray(self.places)
-        self.factors = [xp.ascontiguousarray(factor.take(columns, axis=1)) for factor in factors]
-        if weights is not None:
-            self.factors[0] *= weights.take(columns)
-        self.norms = np.stack([_find_norms(factor) for factor in self.factors])
-        self.sizes = multiply_all(self.norms)
+        self.factors = []
+        for factor, powers_of_mode in zip(factors, powers, strict=True):
+            columns = xp.ascontiguousarray(factor.take(xp.asarray(self.places), axis=1))
+            columns *= xp.asarray(powers_of_mode, factor.dtype)
+            self.factors.append(columns)
         self.cosines = np.stack([self._find_cosines(n) for n in range(len(factors))])
+
+    def make_model(self) -> tuple[list[Array], np.ndarray]:
+        """Return factors whose products are the components, and the norms (ndim, R') of these."""
+        norms = self.norms.copy()
+        norms[0] = self.sizes / multiply_all(norms, skip=0)
+        first, *others = self.factors
+        scaled = first.astype(np.float64) * array_module(first).asarray(norms[0] / self.norms[0])
+        return [scaled.astype(first.dtype), *others], norms
 
     def make_units(self, mode: int) -> Array:
         """Return the columns of a factor with norm 1, in float64."""
         factor = self.factors[mode]
         return factor.astype(np.float64) / array_module(factor).asarray(self.norms[mode])
-
-    def find_unit_scales(self, mode: int) -> Array:
-        """Return by what an MTTKRP with the factors is multiplied to be one with the units."""
-        scales = 1 / multiply_all(self.norms, skip=mode)
-        return array_module(self.factors[0]).asarray(scales)
 
     def spread(self, values: np.ndarray, missing: Any = np.nan) -> np.ndarray:
         """Return values (R',) in their places (R,), and a value for components of zeros."""
@@ -104,9 +115,11 @@ class Slopes:
         self._missing = known.missing
         self._record = record
         self._is_count = record.loss == "poisson_count"
+        #: The factors of the model, of whose values products of counts and unknown cells are made.
+        self._model, self._model_norms = components.make_model()
         #: The data without their values: ones.
         self._rows = self._x._map_values(np.ones_like) if known.has_rows_only else None
-        #: Of mode n the slope of component r counts; the other columns of a bias are constant.
+        #: Which columns are fitted (ndim, R'): not the constant ones of a bias.
         self.is_free = np.ones(components.norms.shape, bool)
         self._is_bias = find_biases(record, components.rank)[components.places]
         for r in np.flatnonzero(self._is_bias):
@@ -158,8 +171,7 @@ class Slopes:
             mixed.append(move(transposed_product(units, units * of_mode), np))
         projections = []
         for n, of_mode in enumerate(signs):
-            product = mttkrp(self._x, signed, n).astype(np.float64)
-            product *= components.find_unit_scales(n)
+            product = _divide_by_norms(mttkrp(self._x, signed, n), components.norms, n)
             weighted = components.sizes[:, None] * multiply_all(mixed, skip=n)
             product -= multiply(components.make_units(n), xp.asarray(weighted))
             projections.append(self._project(n, product * of_mode))
@@ -173,25 +185,22 @@ class Slopes:
 
     def _multiply_data(self, mode: int) -> Array:
         """Return the product of the data, or of their ratios to the model, with the units."""
-        factors = self.components.factors
         if self._is_count:
             smallest = float(np.sqrt(np.finfo(self._x.dtype).tiny))
-            product, _ = mttkrp_of_ratios(self._x, factors, mode, smallest)
-        else:
-            product = mttkrp(self._x, factors, mode)
-        return product.astype(np.float64) * self.components.find_unit_scales(mode)
+            product, _ = mttkrp_of_ratios(self._x, self._model, mode, smallest)
+            return _divide_by_norms(product, self._model_norms, mode)
+        product = mttkrp(self._x, self.components.factors, mode)
+        return _divide_by_norms(product, self.components.norms, mode)
 
     def _multiply_model(self, mode: int) -> Array:
         """Return the product of the model with the units; of the counts' loss that of ones."""
         components = self.components
-        factors = components.factors
-        scales = components.find_unit_scales(mode)
         if self._rows is not None:
             if self._is_count:
-                product = mttkrp(self._rows, factors, mode)
+                product = mttkrp(self._rows, self._model, mode)
             else:
-                product, _ = mttkrp_of_ratios(self._rows, factors, mode, None)
-            return product.astype(np.float64) * scales
+                product, _ = mttkrp_of_ratios(self._rows, self._model, mode, None)
+            return _divide_by_norms(product, self._model_norms, mode)
         units = components.make_units(mode)
         xp = array_module(units)
         if self._is_count:
@@ -201,12 +210,12 @@ class Slopes:
             product = multiply(units, xp.asarray(weighted))
         if self._missing is None:
             return product
-        values = self._missing.impute(None, factors)
+        values = self._missing.impute(None, self._model)
         if self._is_count:
             values = self._missing.make_ones()
         out = xp.zeros(units.shape, self._x.dtype)
-        self._missing.add_mttkrp(out, values, factors, mode)
-        return product - out.astype(np.float64) * scales
+        self._missing.add_mttkrp(out, values, self._model, mode)
+        return product - _divide_by_norms(out, self._model_norms, mode)
 
     def _multiply_ridge(self, mode: int) -> Array:
         """Return the slope of the ridge, of a model whose columns are equally long in all modes."""
@@ -251,6 +260,12 @@ class Slopes:
         """Return the products of the sums of the units of all other modes."""
         sums = [sum_columns(self.components.make_units(n)) for n in range(self._x.ndim)]
         return multiply_all(sums, skip=mode)
+
+
+def _divide_by_norms(product: Array, norms: np.ndarray, mode: int) -> Array:
+    """Divide an MTTKRP by the norms (ndim, R') of the columns of the other factors, in float64."""
+    scales = 1 / multiply_all(norms, skip=mode)
+    return product.astype(np.float64) * array_module(product).asarray(scales)
 
 
 def _find_norms(factor: Array) -> np.ndarray:

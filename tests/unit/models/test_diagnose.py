@@ -141,6 +141,28 @@ def test_slabs_and_single_precision(fitted):
     assert in_single.gradient < 1e-6
 
 
+@pytest.mark.parametrize("exponent", [-60, 60])
+def test_the_scale_of_values_does_not_matter(fitted, exponent):
+    """Powers of two round nothing, and squares of these values are no numbers of float32."""
+    x, model = fitted
+    coords, values = x.nonzeros()
+    single = model.weights.astype("f"), [factor.astype("f") for factor in model.factors]
+    expected = diagnose(FlycooTensor(coords, values.astype("f"), x.shape), single)
+    scaled = FlycooTensor(coords, np.ldexp(values.astype("f"), exponent), x.shape)
+    first, *others = single[1]
+    for whole in (
+        (np.ldexp(single[0], exponent), single[1]),
+        (
+            single[0],
+            [np.ldexp(first, exponent), *others],
+        ),
+    ):
+        found = diagnose(scaled, whole)
+        assert found.error == pytest.approx(expected.error, rel=1e-12)
+        np.testing.assert_allclose(found.noise, expected.noise, rtol=1e-12)
+        np.testing.assert_allclose(found.unfinished, expected.unfinished, rtol=1e-12)
+
+
 def test_components_that_are_zero_or_alike(fitted):
     x, model = fitted
     columns = [0, 1, 2, 0, 0]
