@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,8 @@ def diagnose(x: LabelledData, cp_tensor: Any) -> Diagnosis:
     their elements are zero, there may be more digits. Where a model has nearly as many numbers as
     the data, it fits the noise, and there are too many digits.
 
-    **Cost.** The model's values at the nonzeros, in NumPy on a CPU, for the error; the MTTKRPs of
-    nine iterations for the gradient and the noise; and for the condition a Gram matrix of
+    **Cost.** The model's values at the nonzeros for the error; the MTTKRPs of nine iterations for
+    the gradient and the noise; and for the condition a Gram matrix of
     ``R * (1 + sum(min(I_n, R) - 1))`` tangents, 3,008 at rank 32 and three modes, which is inverted
     in place on the host: 3,008**2 * 8 bytes = 72 MB. From 16,385 (2 GB) on there is neither
     condition nor digits. The error takes a float64 copy of all factors, and the noise a copy with
@@ -239,13 +240,22 @@ def _sum_squares(piece: Piece, engine: Engine, norm: float, factors: list[Array]
     records = piece.sort_records(engine)
     xp = array_module(records)
     block_size = choose_block_size(factors[0], factors[0].shape[1])
-    sums = [xp.zeros(2)]
-    for start in range(0, len(records), block_size):
+
+    def sum_block(start: int) -> Array:
         block = records[start : start + block_size]
         model = evaluate_model(piece.read_coords(block), None, factors)
         residual = piece.read_values(block).astype(np.float64) / norm - model
-        sums.append(xp.stack([residual @ residual, model @ model]))
-    return xp.stack(sums).sum(axis=0)
+        return xp.stack([residual @ residual, model @ model])
+
+    starts = range(0, len(records), block_size)
+    if xp is np:
+        import numba  # the CPU engine has loaded it
+
+        with ThreadPoolExecutor(numba.get_num_threads()) as pool:
+            sums = [*pool.map(sum_block, starts)]
+    else:
+        sums = [*map(sum_block, starts)]
+    return xp.stack([xp.zeros(2), *sums]).sum(axis=0)
 
 
 def _make_tangents(record: FitRecord, x: FlycooTensor, components: Components) -> Tangents | None:

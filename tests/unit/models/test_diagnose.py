@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import tensorly as tl
 from dense_tangents import make_terracini
+from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, diagnose
 from tensorly_flycoo.base.checks import LAYOUTS
-from tensorly_flycoo.base.fit_record import FitRecord
-from tensorly_flycoo.decomposition import parafac
+from tensorly_flycoo.base.fit_record import FitRecord, attach
+from tensorly_flycoo.decomposition import non_negative_parafac_hals, parafac
 from tensorly_flycoo.loop.terracini import Tangents
 from tensorly_flycoo.models.slopes import Components, KnownCells, Slopes
 from tensorly_flycoo.testing import planted_tensor
@@ -139,6 +140,21 @@ def test_slabs_and_single_precision(fitted):
     assert in_single.error == pytest.approx(expected.error, rel=1e-6)
     np.testing.assert_allclose(in_single.noise, expected.noise, rtol=1e-4)
     assert in_single.gradient < 1e-6
+
+
+def test_signs_of_non_negative_columns(fitted):
+    """A column that a `LabelledCP` has turned is non-negative the other way."""
+    x, _ = fitted
+    with tl.backend_context("flycoo"):
+        model = non_negative_parafac_hals(x, 4, n_iter_max=20, init="random", random_state=0)
+    first, second, third = model.factors
+    turned = CPTensor((model.weights, [-first, second, -third]))
+    attach(turned, model.flycoo)
+    expected = diagnose(x, model)
+    assert (first == 0).any()
+    assert diagnose(x, turned).gradient == pytest.approx(expected.gradient, rel=1e-12)
+    plain = diagnose(x, (model.weights, model.factors))
+    assert plain.gradient > 2 * expected.gradient
 
 
 @pytest.mark.parametrize("exponent", [-60, 60])
