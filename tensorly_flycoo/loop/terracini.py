@@ -70,23 +70,22 @@ class Tangents:
 
     def __init__(self, cosines: np.ndarray, shape: Sequence[int]) -> None:
         rank = cosines.shape[1]
-        self._bases = [_FactorBasis(of_mode, shape[n]) for n, of_mode in enumerate(cosines)]
+        self._bases = [_FactorBasis(of_mode) for of_mode in cosines]
         gram = _make_gram(cosines, self._bases)
         size = rank * gram.shape[1]
-        self._inverse, largest = _invert(gram.reshape(size, size))
+        limit = 1 / (_SINGULAR * _SHIFT * size * np.finfo(float).eps)
+        self._inverse = _invert(gram.reshape(size, size))
         blocks = self._inverse.reshape(gram.shape)
         squares = np.array([eigh(blocks[r, :, r])[0][-1] for r in range(rank)])
-        # Orthogonal tangents, in modes that are longer than their basis.
+        self.conditions = np.sqrt(np.where(squares > limit, np.inf, squares))
+        square = _find_largest_eigenvalue(self._inverse)
+        self.condition = np.inf if square > limit else square**0.5
+        # The orthogonal tangents of a mode that is longer than its basis. Their conditions are not
+        # worse: along a vector of the basis, a component is as near to the others, or nearer.
         self._inverse_grams = {}
         for n, basis in enumerate(self._bases):
             if shape[n] > len(basis.columns):
-                inverse, largest_of_mode = _invert(multiply_all(cosines, skip=n))
-                self._inverse_grams[n] = inverse
-                squares = np.maximum(squares, np.diagonal(inverse))
-                largest = max(largest, largest_of_mode)
-        limit = 1 / (_SINGULAR * _SHIFT * size * np.finfo(float).eps)
-        self.conditions = np.sqrt(np.where(squares > limit, np.inf, squares))
-        self.condition = float(np.sqrt(np.inf if largest > limit else largest))
+                self._inverse_grams[n] = _invert(multiply_all(cosines, skip=n))
 
     def find_changes(self, projections: Sequence[Projections]) -> np.ndarray:
         """Return the norms (R,) of the changes of all components, if the data change by E."""
@@ -121,10 +120,9 @@ class _FactorBasis:
         For each component those of an orthonormal basis of the vectors orthogonal to u_n.
     """
 
-    def __init__(self, cosines: np.ndarray, size: int) -> None:
+    def __init__(self, cosines: np.ndarray) -> None:
         values, vectors = eigh(cosines)
         is_kept = values > _LEAST_SHARE
-        is_kept[: max(0, len(values) - size)] = False  # whose values are rounding
         roots = np.sqrt(values[is_kept])[:, None]
         self.projection = vectors[:, is_kept].T / roots
         columns = vectors[:, is_kept].T * roots
@@ -163,10 +161,10 @@ def _make_gram(cosines: np.ndarray, bases: Sequence[_FactorBasis]) -> np.ndarray
     return gram
 
 
-def _invert(gram: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the inverse of a Gram matrix of unit vectors, and the inverse's largest eigenvalue.
+def _invert(gram: np.ndarray) -> np.ndarray:
+    """Invert a Gram matrix of unit vectors in place.
 
-    It is inverted in place, on one thread: the bits do not depend on how many there are.
+    It takes one thread, so that the bits do not depend on how many there are.
     """
     size = len(gram)
     gram.flat[:: size + 1] += _SHIFT * size * np.finfo(float).eps
@@ -179,7 +177,7 @@ def _invert(gram: np.ndarray) -> tuple[np.ndarray, float]:
         raise ValueError(f"the Gram matrix of {size} tangents is not positive: LAPACK gave {info}")
     for n in range(size):  # LAPACK has written the lower triangle
         inverse[n, n + 1 :] = inverse[n + 1 :, n]
-    return inverse, _find_largest_eigenvalue(inverse)
+    return inverse
 
 
 def _find_largest_eigenvalue(matrix: np.ndarray) -> float:

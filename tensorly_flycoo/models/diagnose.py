@@ -63,9 +63,10 @@ def diagnose(x: LabelledData, cp_tensor: Any) -> Diagnosis:
     TypeError
         If `x` is not sparse, or weights or factors have the wrong array type or dtype.
     ValueError
-        If shapes, labels or modes do not match, `x` has no nonzeros, `cp_tensor` is no CP model, or
-        one with a confidence, another constraint than non-negativity, or another loss than
-        "gaussian" and "poisson_count", whose gradient is not computed here.
+        If shapes, labels or modes do not match, `x` has no nonzeros, or `cp_tensor` is no CP model,
+        holds numbers that are not finite, or has a confidence, another constraint than
+        non-negativity, or another loss than "gaussian" and "poisson_count", whose gradient is not
+        computed here.
 
     Notes
     -----

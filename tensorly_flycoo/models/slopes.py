@@ -66,6 +66,8 @@ class Components:
         if weights is not None:
             all_weights = move(weights, np).astype(np.float64)
         all_sizes = np.abs(all_weights) * multiply_all(all_norms)
+        if not np.isfinite(all_sizes).all():
+            raise ValueError("cp_tensor holds numbers that are not finite, expected finite ones")
         self.rank = all_sizes.size
         self.places = np.flatnonzero(all_sizes > 0)
         self.sizes = all_sizes[self.places]
@@ -237,16 +239,15 @@ class Slopes:
     def _find_lengths(self, mode: int) -> Array:
         """Return by what (R,) slopes are multiplied to be steps of the factor.
 
-        It is 1 for squared errors, whose second derivatives are 1, and for counts what takes an
-        average element as far as a multiplicative update. It is 0 for what is not fitted.
+        It is 1 for squared errors, whose second derivatives are 1, but 0 for what is not fitted;
+        for counts it is what takes an average element as far as a multiplicative update.
         """
         xp = self._x._engine.xp
-        is_free = xp.asarray(self.is_free[mode], np.float64)
         if not self._is_count:
-            return is_free
+            return xp.asarray(self.is_free[mode], np.float64)
         units = self.components.make_units(mode)
         means = xp.abs(sum_columns(units)) / units.shape[0]
-        return is_free * means * xp.asarray(self.components.sizes) / self._add_other_units(mode)
+        return means * xp.asarray(self.components.sizes) / self._add_other_units(mode)
 
     def _limit(self, mode: int, steps: Array) -> Array:
         """Limit steps so that no element becomes less than 0, in the sign of its column."""

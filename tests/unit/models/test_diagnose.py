@@ -248,7 +248,10 @@ def test_a_rank_whose_tangents_are_too_many(fitted, monkeypatch):
     assert found.summary == "no digits, since the rank is too high, or the model is zero"
 
 
-def test_data_without_nonzeros_are_refused():
+def test_data_without_nonzeros_and_models_of_nan_are_refused(fitted):
+    x, model = fitted
+    with pytest.raises(ValueError, match="cp_tensor holds numbers that are not finite"):
+        diagnose(x, (model.weights * np.nan, model.factors))
     x = FlycooTensor(np.zeros((3, 0), int), np.zeros(0), (3, 4, 5))
     with pytest.raises(ValueError, match="has no known nonzeros"):
         diagnose(x, (None, [np.ones((size, 1)) for size in x.shape]))
