@@ -1,8 +1,7 @@
 """How far to trust a CP model: its error, gradient and condition, and the digits of components."""
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -248,15 +247,20 @@ def _sum_squares(piece: Piece, engine: Engine, norm: float, factors: list[Array]
         residual = piece.read_values(block).astype(np.float64) / norm - model
         return xp.stack([residual @ residual, model @ model])
 
-    starts = range(0, len(records), block_size)
-    if xp is np:
-        import numba  # the CPU engine has loaded it
-
-        with ThreadPoolExecutor(numba.get_num_threads()) as pool:
-            sums = [*pool.map(sum_block, starts)]
-    else:
-        sums = [*map(sum_block, starts)]
+    sums = _map(sum_block, range(0, len(records), block_size), factors[0])
     return xp.stack([xp.zeros(2), *sums]).sum(axis=0)
+
+
+def _map(function: Callable[[int], Array], starts: Iterable[int], like: Array) -> list[Array]:
+    """Return a function's results for all starts, found by several threads if `like` is NumPy's."""
+    if type(like) is not np.ndarray:
+        return [*map(function, starts)]
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numba  # the CPU engine has loaded it
+
+    with ThreadPoolExecutor(numba.get_num_threads()) as pool:
+        return [*pool.map(function, starts)]
 
 
 def _make_tangents(record: FitRecord, x: FlycooTensor, components: Components) -> Tangents | None:
