@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import tensorly as tl
 
-from .. import LabelledCP, LabelledTensor, cp_fit, set_device
+from .. import LabelledCP, LabelledTensor, cp_fit, diagnose, set_device
 from ..loop.cp_model import count_zeros
 from ..models.best_of import Starts
 from .fitting import choose_method, decompose
@@ -58,6 +58,7 @@ def fit(arguments: argparse.Namespace) -> None:
         print(cp.describe(arguments.top), end="\n\n")
     for path in write_results(cp, folder, arguments):
         print(f"wrote {path}")
+    print(_describe_trust(x, cp))
 
 
 def _choose_loss(arguments: argparse.Namespace, suffix: str) -> str:
@@ -107,6 +108,15 @@ def _describe_match(starts: Starts) -> str:
     return (
         f"the best of {len(starts.runs)} starts, with --seed {seed}; the others match it by "
         f"{starts.match:.2f} (1: the same components)"
+    )
+
+
+def _describe_trust(x: LabelledTensor, cp: LabelledCP) -> str:
+    """Describe how far to trust a model."""
+    found = diagnose(x, cp)
+    return (
+        f"diagnosis: {found.summary}; condition {found.condition:.3g}, gradient "
+        f"{found.gradient:.1e} of its terms"
     )
 
 
