@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..engines import tall
+from ..engines.narrow_rows import NARROW_FORMATS
 from ..engines.row_rules import NUM_MEASURES, Method, RowRule
 from ..spread import array_admm, row_shards
 from .cluster import Cluster, Kind, RemoteObject, WorkerHandle
@@ -303,6 +304,10 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     row_shards.find_block_peaks: _find_peaks,
     row_shards.find_block_scales: lambda block: ((block.shape[1],), block.dtype),
     row_shards.round_block: lambda block, scales: (block.shape, block.dtype),
+    row_shards.narrow_block: lambda block, scales: (
+        block.shape,
+        NARROW_FORMATS[block.dtype].dtype,
+    ),
     array_admm.step_shard: _step_rows,
 }
 

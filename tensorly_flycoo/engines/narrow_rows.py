@@ -12,7 +12,7 @@ all factors' scales then multiplies each column of the result. Multiplying by po
 nothing, so the result has the bits that whole rows of the rounded factors give.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,5 +41,5 @@ FIXED_POINT_ONE = 2**15
 class NarrowRows(NamedTuple):
     """The narrow copy of a rounded factor (I, R)."""
 
-    rows: Array  # (I, R), in the narrow dtype
+    rows: Any  # (I, R), an array in the narrow dtype, or `RowShards` of such
     scales: Array  # (R,), in the dtype of the factor

@@ -125,12 +125,14 @@ class NarrowFactors:
     def round(self, factor: Array | RowShards, mode: int) -> Array | RowShards:
         """Round a factor: in place, or if it is row-sharded, as a new one."""
         if isinstance(factor, RowShards):
-            return row_shards.round_rows(factor)
+            rounded, narrow = row_shards.round_rows(factor)
+            self.keep(rounded, mode, narrow)
+            return rounded
         scales = self._engine.find_scales(factor)
         self.keep(factor, mode, self._engine.round_rows(factor, scales))
         return factor
 
-    def keep(self, factor: Array, mode: int, narrow: NarrowRows) -> None:
+    def keep(self, factor: Array | RowShards, mode: int, narrow: NarrowRows) -> None:
         """Keep the narrow copy of a factor, which is rounded, while that lives."""
         self._known[mode] = _Narrowed(weakref.ref(factor), narrow)
 

@@ -328,14 +328,18 @@ def _multiply_narrow(
     mode: int,
     shape: tuple[int, int],
     weights: Array | None,
-) -> Array:
+) -> Array | RowShards:
     """Compute an MTTKRP from narrow rows; their scales are powers of two, which round nothing."""
     scales = [copy.scales for copy in narrow.values()]
     if weights is not None:
         scales.append(weights)
+    options = {"weights": functools.reduce(np.multiply, scales)}
     inputs = {n: copy.rows for n, copy in narrow.items()}
+    if RowShards in map(type, inputs.values()):
+        sharded, _ = layout.apply_sharded(MTTKRP, engine, inputs, mode, shape, **options)
+        return sharded
     out = engine.xp.empty(shape, layout.record_format.dtype)
-    layout.apply(MTTKRP, engine, inputs, mode, out, weights=functools.reduce(np.multiply, scales))
+    layout.apply(MTTKRP, engine, inputs, mode, out, **options)
     return out
 
 

@@ -20,6 +20,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from ..base.array_modules import Array, array_module, remote_aware
 from ..base.devices import Devices, Request, assign_homes, bring_each
 from ..engines import engine_of, tall
+from ..engines.narrow_rows import NarrowRows
 from ..engines.row_rules import RowRule
 from ..format.tree import fold_tree
 
@@ -453,11 +454,16 @@ def solve_block(rows: Array, matrix: Array) -> Array:
     return tall.solve(matrix, rows.T).T
 
 
-def round_rows(x: RowShards) -> RowShards:
-    """Round to numbers that fit narrow rows; see `Engine.round_rows`."""
+def round_rows(x: RowShards) -> tuple[RowShards, NarrowRows]:
+    """Round to numbers that fit narrow rows, and return these too; see `Engine.round_rows`.
+
+    Narrow rows are sharded likewise, so that devices exchange half the bytes.
+    """
     scales_of_blocks = x.sharding.devices.collect(x.apply(find_block_scales))
     scales = reduce(np.maximum, scales_of_blocks)
-    return RowShards(x.apply(round_block, matrix=scales), x.sharding)
+    rounded = RowShards(x.apply(round_block, matrix=scales), x.sharding)
+    narrow_blocks = rounded.apply(narrow_block, matrix=scales)
+    return rounded, NarrowRows(RowShards(narrow_blocks, x.sharding), scales)
 
 
 @remote_aware
@@ -470,6 +476,12 @@ def round_block(block: Array, scales: Array) -> Array:
     rounded = block.copy()
     engine_of(block).round_rows(rounded, scales)
     return rounded
+
+
+@remote_aware
+def narrow_block(block: Array, scales: Array) -> Array:
+    """Return narrow rows of numbers that are rounded, which rounding again does not change."""
+    return engine_of(block).round_rows(block, scales).rows
 
 
 def update_rows(

@@ -32,6 +32,7 @@ from tensorly_flycoo.engines.cpu.engine import CPU, CpuEngine
 from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.ops.mttkrp import mttkrps
 from tensorly_flycoo.spread.row_shards import RowShards
+from tensorly_flycoo.spread.spread_layout import SpreadLayout
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 6
@@ -401,6 +402,14 @@ def test_mixed_precision_has_the_same_bits_on_all_devices(x, linesearch, monkeyp
         return round_rows(factor, scales)
 
     monkeypatch.setattr(CpuEngine, "round_rows", staticmethod(count_and_round))
+    sharded = []
+    apply_sharded = SpreadLayout.apply_sharded
+
+    def note_narrow(layout, operation, engine, inputs, *arguments, **options):
+        sharded.extend(factor.dtype for factor in inputs.values())
+        return apply_sharded(layout, operation, engine, inputs, *arguments, **options)
+
+    monkeypatch.setattr(SpreadLayout, "apply_sharded", note_narrow)
     for count in COUNTS:
         spread_x = spread(x, count, monkeypatch)
         with tl.backend_context("flycoo"), set_precision("mixed"):
@@ -411,3 +420,4 @@ def test_mixed_precision_has_the_same_bits_on_all_devices(x, linesearch, monkeyp
         results.add((*[array.tobytes() for array in arrays], *map(float, errors)))
     assert len(results) == 1
     assert rounded
+    assert {np.dtype(np.float32), np.dtype(np.float64)} == {*sharded}
