@@ -13,7 +13,7 @@ import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp, mttkrps
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.decomposition import generalized_parafac
-from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.engines.cuda.engine import CUDA, CudaEngine
 from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 from tensorly_flycoo.format.tree import add_parts, count_parts
 from tensorly_flycoo.loop.initial_guess import spread_factors
@@ -140,6 +140,20 @@ def test_decompositions(function, init):
                 options["tol"] = 1e-9
             cp = function(x, RANK, **options)
             results.add(b"".join(tl.to_numpy(f).tobytes() for f in cp.factors))
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize(("dtype", "rank"), [("float32", 8), ("float32", 7), ("float64", 40)])
+def test_mixed_precision(dtype, rank, monkeypatch):
+    """Factors and narrow rows have the same bits wherever they are; also rows of 14 bytes."""
+    monkeypatch.setattr(CudaEngine, "narrow_pays", lambda *arguments: True)
+    results = set()
+    for devices in list_devices():
+        x = spread(devices, dtype, groups=None)
+        with tl.backend_context("flycoo"), tensorly_flycoo.set_precision("mixed"):
+            options = {"n_iter_max": 5, "init": "random", "random_state": 0, "tol": 0}
+            cp = parafac(x, rank, **options)
+        results.add(b"".join(tl.to_numpy(f).tobytes() for f in cp.factors))
     assert len(results) == 1
 
 
