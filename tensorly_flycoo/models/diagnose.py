@@ -91,9 +91,10 @@ def diagnose(x: LabelledData, cp_tensor: Any) -> Diagnosis:
     **Cost.** The model's values at the nonzeros for the error; the MTTKRPs of nine iterations for
     the gradient and the noise; and for the condition a Gram matrix of
     ``R * (1 + sum(min(I_n, R) - 1))`` tangents, 3,008 at rank 32 and three modes, which is inverted
-    in place on the host: 3,008**2 * 8 bytes = 72 MB. From 16,385 (2 GB) on there is neither
-    condition nor digits. The error takes a float64 copy of all factors, and the noise a copy with
-    signs. These have a fixed seed: results have the same bits in every run on one machine.
+    in place on the host, by one thread: 3,008**2 * 8 bytes = 72 MB and a second; at rank 64 1.2 GB
+    and half a minute. From 16,385 (2 GB) on there is neither condition nor digits. The error takes
+    a float64 copy of all factors, and the noise a copy with signs. These have a fixed seed: results
+    have the same bits in every run on one machine.
 
     References
     ----------
