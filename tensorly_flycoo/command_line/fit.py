@@ -1,14 +1,11 @@
 """The command "fit"."""
 
 import argparse
-import contextlib
 
-import tensorly as tl
-
-from .. import LabelledCP, LabelledTensor, cp_fit, set_device
+from .. import LabelledCP, LabelledTensor, cp_fit
 from ..loop.cp_model import count_zeros
 from ..models.best_of import Starts
-from .fitting import check_options, choose_loss, choose_method, decompose
+from .fitting import check_options, choose_loss, choose_method, decompose, use_device
 from .profiles import find_profiles, show_profiles
 from .reading import (
     check_exists,
@@ -35,9 +32,8 @@ def fit(arguments: argparse.Namespace) -> None:
     check_exists(arguments.file)
     method = choose_method(loss, arguments.observed, arguments.non_negative)
     folder = arguments.output or name_after(arguments.file, f"_rank{arguments.rank}")
-    device = set_device(arguments.device) if arguments.device else contextlib.nullcontext()
     held_out = None
-    with device, tl.backend_context("flycoo"):
+    with use_device(arguments):
         try_folder(folder)
         x = read_tensor(arguments, suffix)
         check_modes("--lines", arguments.lines or (), x.labels)

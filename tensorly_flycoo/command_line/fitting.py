@@ -1,11 +1,14 @@
 """What to minimise, by which decomposition; and the runs of "fit": one, or the best of several."""
 
 import argparse
+import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from .. import LabelledTensor, Progress
+import tensorly as tl
+
+from .. import LabelledTensor, Progress, set_device
 from ..decomposition.methods import METHODS, Method
 from ..models.best_of import Starts, best_of, end_at_model, run_once
 from .options import NUM_STARTS
@@ -23,6 +26,16 @@ _LOG_EVERY = 10
 #: `models/many_starts.py`.
 _TOL = 1e-6
 _TOL_OF_ALL_CELLS = 1e-8
+
+
+@contextlib.contextmanager
+def use_device(arguments: argparse.Namespace) -> Iterator[None]:
+    """Decompose sparse tensors inside the block, on the device of --device."""
+    with contextlib.ExitStack() as settings:
+        if arguments.device is not None:
+            settings.enter_context(set_device(arguments.device))
+        settings.enter_context(tl.backend_context("flycoo"))
+        yield
 
 
 def choose_loss(arguments: argparse.Namespace, suffix: str) -> str:

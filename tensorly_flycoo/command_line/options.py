@@ -145,7 +145,6 @@ def _add_file_options(group: argparse._ArgumentGroup) -> None:
     """Add the options that say how to read a table."""
     group.add_argument(
         "--missing",
-        default="raise",
         choices=MISSING,
         help="rows with empty entries are an error, or are left out (default: raise)",
     )

@@ -1,13 +1,10 @@
 """The command "rank"."""
 
 import argparse
-import contextlib
 
-import tensorly as tl
-
-from .. import select_rank, set_device
+from .. import select_rank
 from ..decomposition.methods import METHODS
-from .fitting import check_options, choose_loss, choose_method, list_options
+from .fitting import check_options, choose_loss, choose_method, list_options, use_device
 from .progress import shows_progress, step
 from .reading import check_exists, check_suffix, name_after, read_tensor
 from .writing import print_after, try_folder, write_ranks
@@ -28,8 +25,7 @@ def rank(arguments: argparse.Namespace) -> None:
     if not method.can_hold_out:
         method = METHODS["non_negative_parafac"]  # the same model by other updates
     folder = arguments.output or name_after(arguments.file, "_ranks")
-    device = set_device(arguments.device) if arguments.device else contextlib.nullcontext()
-    with device, tl.backend_context("flycoo"):
+    with use_device(arguments):
         try_folder(folder)
         x = read_tensor(arguments, suffix)
         with step(f"searching ranks of {x!r}, loss {loss}", arguments):

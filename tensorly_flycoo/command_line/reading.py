@@ -68,16 +68,17 @@ def check_modes(option: str, modes: Sequence[str], known: Collection[str]) -> No
 def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     """Read the file of `fit`; the labels of a .tns are its indices as in the file, from 1."""
     with step(f"reading {arguments.file}", arguments):
-        if is_table(suffix):
-            options = {
-                "aggregate": arguments.aggregate,
-                "dtype": arguments.dtype,
-                "zeros": "keep" if arguments.observed else "drop",
-            }
-            return _read_events(
-                arguments.file, arguments.modes, arguments.values, arguments, **options
-            )
-        return _read_indices(arguments)
+        if not is_table(suffix):
+            return _read_indices(arguments)
+        options = {
+            "aggregate": arguments.aggregate,
+            "missing": arguments.missing,
+            "dtype": arguments.dtype,
+            "zeros": "drop",
+        }
+        if arguments.observed:  # cells without a row are unknown: that some are absent is no news
+            options |= {"missing": arguments.missing or "raise", "zeros": "keep"}
+        return _read_events(arguments.file, arguments.modes, arguments.values, arguments, **options)
 
 
 def _read_indices(arguments: argparse.Namespace) -> LabelledTensor:
@@ -115,9 +116,7 @@ def _read_events(
     """Read a tensor from a table; warnings of Python become lines that speak of options."""
     with spell_warnings():
         table = _read_columns(path, modes, values, arguments, labels)
-        return from_dataframe(
-            table, modes, values, labels=labels, missing=arguments.missing, **options
-        )
+        return from_dataframe(table, modes, values, labels=labels, **options)
 
 
 def _read_columns(
@@ -177,9 +176,8 @@ def _read_with_labels(
     check_exists(path)
     with step(f"reading {path}", arguments):
         if is_table(suffix):
-            return _read_events(
-                path, cp.names, values, arguments, cp.labels, device="cpu", **options
-            )
+            options |= {"missing": arguments.missing or "raise", "device": "cpu"}
+            return _read_events(path, cp.names, values, arguments, cp.labels, **options)
         for name, labels in cp.labels.items():
             if not np.array_equal(labels, _count_from_1(labels.size)):
                 raise ValueError(

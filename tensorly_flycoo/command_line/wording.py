@@ -13,6 +13,8 @@ _SPELLINGS = {
     "text, expected numbers": "text, expected numbers (or empty: --missing-text NA)",
     "init='random'": "--init random",
     'missing="drop"': "--missing drop",
+    'missing="raise"': "--missing raise",
+    "pass missing=[": "read it in Python with missing=[",
     ', or missing="unknown" if cells without a row are': "",
     'aggregate="sum"': "--aggregate sum",
     'l2_reg="validation"': "no --l2-reg",

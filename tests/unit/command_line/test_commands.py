@@ -27,8 +27,6 @@ def results(tmp_path, monkeypatch):
         "events_rank1/components.png": ["fit", "events.csv", *options, "--rank", "1"],
         "events_ranks/ranks.png": ["rank", "events.csv", *options, "--ranks", "1"],
         "events_predictions.csv": ["predict", "model.npz", "events.csv"],
-        "user_recommendations.csv": ["recommend", "model.npz", "--mode", "user"],
-        "events_anomalies.csv": ["anomalies", "model.npz", "events.csv"],
     }
 
 
