@@ -16,7 +16,14 @@ import pytest
 import tensorly as tl
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, LabelledTensor, command_line, write_tns
+from tensorly_flycoo import (
+    FlycooTensor,
+    LabelledCP,
+    LabelledTensor,
+    command_line,
+    from_dataframe,
+    write_tns,
+)
 from tensorly_flycoo.io.checkpoint import find_digest
 from tensorly_flycoo.testing import random_tensor
 
@@ -314,8 +321,22 @@ def write_tables():
     table["time"] = pd.date_range("2024-01-01", periods=300, freq="h")
     table.to_parquet("events.parquet")
     table.to_csv("events.csv")
-    table.assign(film=table["item"], stars=1 + days % 5).to_csv("ratings.csv")
+    ratings = table.assign(film=table["item"], stars=1 + days % 5)
+    ratings.to_csv("ratings.csv")
+    ratings.head().to_csv("new.csv")
+    numbers = ratings.astype({"user": int, "film": int})  # which they are in a .csv
+    write_model("ratings_rank5", numbers, ["user", "film"])
+    days = table.assign(**{"time:day": table["time"].dt.floor("D")})
+    write_model("events_rank8", days, ["user", "item", "time:day"])
     give_file()
+
+
+def write_model(folder, table, modes):
+    """Save a model of the labels of a table as the command "fit" does."""
+    x = from_dataframe(table, modes)
+    model = (None, [np.random.RandomState(0).rand(size, 2) for size in x.shape])
+    Path(folder).mkdir()
+    LabelledCP(model, x.labels).save(f"{folder}/model.npz")
 
 
 def run_page(page, last=None, **given):

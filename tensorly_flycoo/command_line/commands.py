@@ -2,6 +2,8 @@
 
 import argparse
 import inspect
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,9 +12,17 @@ from typing import Any
 from .. import __version__
 from .environment import autoload, info, run_script
 from .fit import fit
-from .options import add_fit_options
+from .options import (
+    add_anomalies_options,
+    add_fit_options,
+    add_predict_options,
+    add_rank_options,
+    add_recommend_options,
+)
+from .rank import rank
 from .reading import SUFFIXES
-from .wording import spell
+from .saved_models import anomalies, predict, recommend
+from .wording import spell, spell_warnings
 
 #: Errors that a command reports in one line: of the data, the disk, or a missing package.
 _ERRORS = (ImportError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
@@ -29,6 +39,7 @@ _FIT_EPILOG = """what you get, in the folder --output:
                      numbers and dates
   mode0_user.csv...  for each mode, a row for each label and a column for each component
   weights.csv        how large each component is; the columns above have norm 1
+  profile_time.csv   for a mode of times, the means by hour of the day and by weekday
   model.npz          all of it for Python: tensorly_flycoo.LabelledCP.load(path)
 
 examples:
@@ -43,11 +54,33 @@ how to go on:
   learns who rates high. Compare its error at held-out entries with that of the mean.
   Are the --values counts? --loss poisson_count fits them better than squared errors do.
   Is a component hard to read? --non-negative leaves out minus signs, which cancel in pairs.
-  Which rank? Try several, or tensorly_flycoo.select_rank in Python.
+  Which rank? python -m tensorly_flycoo rank, with the same file and options.
   Can you trust it? If the starts do not match, choose a smaller rank.
   Ctrl-C ends the run after the current iteration and writes the results so far.
 
+  What does it say of new data? The commands predict, recommend and anomalies take model.npz.
+
 needs: pip install "tensorly-flycoo[tables]", or ".[tables]" in a checkout
+"""
+_RANK_EPILOG = """what you get, in the folder --output:
+  ranks.csv  for each rank its error, held-out loss, core consistency and match of the runs
+  ranks.png  the same as a picture
+
+examples:
+  python -m tensorly_flycoo rank events.parquet --modes user,item,time:day --ranks 1-6
+  python -m tensorly_flycoo rank ratings.csv --modes user,film --values stars \\
+      --aggregate mean --observed --biases
+"""
+_PREDICT_EPILOG = """example:
+  python -m tensorly_flycoo predict ratings_rank5/model.npz new.csv
+"""
+_RECOMMEND_EPILOG = """examples:
+  python -m tensorly_flycoo recommend ratings_rank5/model.npz --mode user ann bob \\
+      --exclude ratings.csv
+  python -m tensorly_flycoo recommend ratings_rank5/model.npz --mode user -n 5
+"""
+_ANOMALIES_EPILOG = """example:
+  python -m tensorly_flycoo anomalies events_rank8/model.npz events.parquet
 """
 
 
@@ -60,8 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         run_script(arguments)
         return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):  # labels may be what its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        arguments.run(arguments)
+        with spell_warnings():
+            arguments.run(arguments)
+        print(end="", flush=True)
+    except BrokenPipeError:  # "| head" has read enough; results are written before this
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -83,8 +123,26 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
 
     fit_parser = _add_command(commands, "fit", fit, _FIT_EPILOG)
-    fit_parser.add_argument("file", type=Path, help=f"a table or tensor: {', '.join(SUFFIXES)}")
+    _add_file(fit_parser)
     add_fit_options(fit_parser)
+
+    rank_parser = _add_command(commands, "rank", rank, _RANK_EPILOG)
+    _add_file(rank_parser)
+    add_rank_options(rank_parser)
+
+    predict_parser = _add_command(commands, "predict", predict, _PREDICT_EPILOG)
+    _add_model(predict_parser)
+    _add_file(predict_parser)
+    add_predict_options(predict_parser)
+
+    recommend_parser = _add_command(commands, "recommend", recommend, _RECOMMEND_EPILOG)
+    _add_model(recommend_parser)
+    add_recommend_options(recommend_parser)
+
+    anomalies_parser = _add_command(commands, "anomalies", anomalies, _ANOMALIES_EPILOG)
+    _add_model(anomalies_parser)
+    _add_file(anomalies_parser)
+    add_anomalies_options(anomalies_parser)
 
     _add_command(commands, "info", info)
 
@@ -96,6 +154,14 @@ def make_parser() -> argparse.ArgumentParser:
     autoload_parser = _add_command(commands, "autoload", autoload)
     autoload_parser.add_argument("state", choices=("on", "off"))
     return parser
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, help=f"a table or tensor: {', '.join(SUFFIXES)}")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help='the model.npz that "fit" wrote')
 
 
 def _add_command(

@@ -1,19 +1,25 @@
 """The command "fit"."""
 
 import argparse
-import contextlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import NoReturn
 
-import tensorly as tl
-
-from .. import LabelledCP, LabelledTensor, cp_fit, diagnose, set_device
+from .. import LabelledCP, LabelledTensor, cp_fit, diagnose
 from ..loop.cp_model import count_zeros
+from ..loop.terracini import count_tangents
 from ..models.best_of import Starts
-from .fitting import choose_method, decompose
-from .reading import SUFFIXES, find_suffix, hold_out_tenth, is_table, read_tensor
-from .writing import try_folder, write_results
+from .fitting import check_options, choose_loss, choose_method, decompose, use_device
+from .profiles import find_profiles, show_profiles
+from .reading import (
+    check_exists,
+    check_modes,
+    check_suffix,
+    hold_out_tenth,
+    name_after,
+    read_tensor,
+)
+from .writing import print_after, try_folder, write_results
+
+#: A diagnosis with more tangents would take minutes; `diagnose` is there for those who wait.
+_MAX_TANGENTS = 4096
 
 
 def fit(arguments: argparse.Namespace) -> None:
@@ -23,24 +29,19 @@ def fit(arguments: argparse.Namespace) -> None:
     --modes becomes a mode of a sparse tensor. Each row of the file adds to one cell: 1, or its
     entry in the column --values. Cells without a row are zeros, or unknown with --observed.
     """
-    refuse: Callable[[str], NoReturn] = arguments.refuse
-    suffix = find_suffix(arguments.file)
-    if suffix is None:
-        refuse(f"{arguments.file} is not one of {', '.join(SUFFIXES)}")
-    loss = arguments.loss or _choose_loss(arguments, suffix)
-    _check_options(arguments, suffix, loss)
-    if not arguments.file.exists():
-        raise FileNotFoundError(f"{arguments.file} does not exist")
+    suffix = check_suffix(arguments.file, arguments)
+    loss = choose_loss(arguments, suffix)
+    check_options(arguments, suffix, loss)
+    _check_start(arguments)
+    check_exists(arguments.file)
     method = choose_method(loss, arguments.observed, arguments.non_negative)
-    folder = arguments.output or _name_folder(arguments, suffix)
-    device = set_device(arguments.device) if arguments.device else contextlib.nullcontext()
+    folder = arguments.output or name_after(arguments.file, f"_rank{arguments.rank}")
     held_out = None
-    with device, tl.backend_context("flycoo"):
+    with use_device(arguments):
         try_folder(folder)
         x = read_tensor(arguments, suffix)
-        _check_lines(arguments, x)
-        if not arguments.quiet:
-            print(f"{arguments.file}: {x!r}, loss {loss}", flush=True)
+        check_modes("--lines", arguments.lines or (), x.labels)
+        lines = [f"{arguments.file}: {x!r}, loss {loss}"]
         if arguments.observed:
             x, held_out = hold_out_tenth(x, arguments.seed)
         starts = decompose(x, method, arguments, held_out)
@@ -50,48 +51,26 @@ def fit(arguments: argparse.Namespace) -> None:
     else:
         quality = _describe_predictions(cp, cp.flycoo.l2_reg, x, held_out)
     num_iterations = len(starts.errors[starts.best_number])
-    print(f"{quality} after {num_iterations} iterations")
+    lines.append(f"{quality} after {num_iterations} iterations")
     if len(starts.runs) > 1:
-        print(_describe_match(starts))
-    _check_model(cp, arguments)
+        lines.append(_describe_match(starts))
+    lines += _check_model(cp, arguments)
+    profiles = find_profiles(cp)
     if not arguments.quiet:
-        print(cp.describe(arguments.top), end="\n\n")
-    for path in write_results(cp, folder, arguments):
-        print(f"wrote {path}")
-    print(_describe_trust(x, cp))
+        lines += [show_profiles(cp, profiles).describe(arguments.top), ""]
+    print_after(write_results(cp, profiles, folder, arguments), lines)
+    if not arguments.quiet and count_tangents(cp.shape, cp.rank) <= _MAX_TANGENTS:
+        print(_describe_trust(x, cp))
 
 
-def _choose_loss(arguments: argparse.Namespace, suffix: str) -> str:
-    """Return the loss that suits the values: "poisson_count" if the rows of a table are counted."""
-    are_counts = arguments.values is None or arguments.aggregate == "count"
-    if is_table(suffix) and are_counts:
-        return "poisson_count"
-    return "gaussian"
-
-
-def _check_options(arguments: argparse.Namespace, suffix: str, loss: str) -> None:
-    """Refuse options that do not go together."""
-    refuse: Callable[[str], NoReturn] = arguments.refuse
-    if not arguments.modes and is_table(suffix):
-        refuse("--modes is missing: which columns, such as --modes user,item,day")
-    if arguments.init == "svd" and (arguments.starts or 1) > 1:
-        refuse("--init svd is one start, the same each time: leave out --starts")
-    if not arguments.observed and (arguments.biases or arguments.l2_reg is not None):
-        refuse("--biases and --l2-reg are for --observed, which is missing")
-    if arguments.observed and (loss == "poisson_count" or arguments.init == "svd"):
-        refuse("--observed is for --values, by --loss gaussian and --init random")
-
-
-def _name_folder(arguments: argparse.Namespace, suffix: str) -> Path:
-    """Return the folder of results that is named like the file."""
-    return Path(f"{arguments.file.name.removesuffix(suffix)}_rank{arguments.rank}")
-
-
-def _check_lines(arguments: argparse.Namespace, x: LabelledTensor) -> None:
-    """Refuse to draw lines of modes that the tensor does not have."""
-    for mode in arguments.lines or ():
-        if mode not in x.labels:
-            raise ValueError(f"--lines has {mode!r}, expected some of {', '.join(x.labels)}")
+def _check_start(arguments: argparse.Namespace) -> None:
+    """Refuse a start that others do not go with."""
+    if arguments.init == "random":
+        return
+    if (arguments.starts or 1) > 1:
+        arguments.refuse("--init svd is one start, the same each time: leave out --starts")
+    if arguments.observed:
+        arguments.refuse("--observed begins with --init random")
 
 
 def _describe_error(starts: Starts, error_name: str) -> str:
@@ -133,8 +112,8 @@ def _describe_predictions(
     )
 
 
-def _check_model(cp: LabelledCP, arguments: argparse.Namespace) -> None:
-    """Refuse a model that is zero, and warn of components that are."""
+def _check_model(cp: LabelledCP, arguments: argparse.Namespace) -> list[str]:
+    """Refuse a model that is zero, and return a warning of components that are."""
     if arguments.observed:
         num_zero = count_zeros(cp)
         advice = "try a smaller --l2-reg or a smaller --rank"
@@ -143,5 +122,6 @@ def _check_model(cp: LabelledCP, arguments: argparse.Namespace) -> None:
         advice = "try --init random, another --seed or a smaller --rank"
     if num_zero == cp.rank:  # which counts biases too
         raise ValueError(f"the model is zero, and nothing is written: {advice}")
-    if num_zero:
-        print(f"warning: the weight of {num_zero} of {arguments.rank} components is zero: {advice}")
+    if not num_zero:
+        return []
+    return [f"warning: the weight of {num_zero} of {arguments.rank} components is zero: {advice}"]

@@ -1,14 +1,19 @@
-"""The runs of "fit": one, or the best of several."""
+"""What to minimise, by which decomposition; and the runs of "fit": one, or the best of several."""
 
 import argparse
+import contextlib
 import importlib.util
-import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
-from .. import LabelledTensor, Progress
+import tensorly as tl
+
+from .. import LabelledTensor, Progress, set_device
 from ..decomposition.methods import METHODS, Method
 from ..models.best_of import Starts, best_of, end_at_model, run_once
 from .options import NUM_STARTS
+from .progress import shows_progress
+from .reading import is_table
 
 #: Iterations between log lines.
 _LOG_EVERY = 10
@@ -23,6 +28,37 @@ _TOL = 1e-6
 _TOL_OF_ALL_CELLS = 1e-8
 
 
+@contextlib.contextmanager
+def use_device(arguments: argparse.Namespace) -> Iterator[None]:
+    """Decompose sparse tensors inside the block, on the device of --device."""
+    with contextlib.ExitStack() as settings:
+        if arguments.device is not None:
+            settings.enter_context(set_device(arguments.device))
+        settings.enter_context(tl.backend_context("flycoo"))
+        yield
+
+
+def choose_loss(arguments: argparse.Namespace, suffix: str) -> str:
+    """Return the loss that suits the values: "poisson_count" if the rows of a table are counted."""
+    if arguments.loss is not None:
+        return str(arguments.loss)
+    are_counts = arguments.values is None or arguments.aggregate == "count"
+    if is_table(suffix) and are_counts:
+        return "poisson_count"
+    return "gaussian"
+
+
+def check_options(arguments: argparse.Namespace, suffix: str, loss: str) -> None:
+    """Refuse options of a tensor and of models that do not go together."""
+    refuse: Callable[[str], NoReturn] = arguments.refuse
+    if not arguments.modes and is_table(suffix):
+        refuse("--modes is missing: which columns, such as --modes user,item,day")
+    if not arguments.observed and (arguments.biases or arguments.l2_reg is not None):
+        refuse("--biases and --l2-reg are for --observed, which is missing")
+    if arguments.observed and loss == "poisson_count":
+        refuse("--observed is for --values, by --loss gaussian")
+
+
 def choose_method(loss: str, is_observed: bool, is_non_negative: bool) -> Method:
     """Return the decomposition that minimises a loss, of all cells or of observed ones."""
     if is_observed:
@@ -34,6 +70,20 @@ def choose_method(loss: str, is_observed: bool, is_non_negative: bool) -> Method
     return METHODS["parafac"]
 
 
+def list_options(method: Method, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a decomposition that the command line sets."""
+    options: dict[str, Any] = {
+        "n_iter_max": arguments.iterations,
+        "tol": _choose_tol(arguments.tol, method),
+    }
+    if arguments.observed:
+        options["biases"] = arguments.biases
+        options["non_negative"] = arguments.non_negative
+        if arguments.l2_reg is not None:
+            options["l2_reg"] = arguments.l2_reg
+    return options
+
+
 def decompose(
     x: LabelledTensor,
     method: Method,
@@ -41,19 +91,12 @@ def decompose(
     held_out: LabelledTensor | None = None,
 ) -> Starts:
     """Run all starts, or until Ctrl-C those so far; `held_out` entries choose the ridge."""
-    options: dict[str, Any] = {
-        "n_iter_max": arguments.iterations,
-        "tol": _choose_tol(arguments.tol, method),
-    }
+    options = list_options(method, arguments)
     if held_out is not None:
-        options["biases"] = arguments.biases
-        options["non_negative"] = arguments.non_negative
         options["validation"] = held_out
-        if arguments.l2_reg is not None:
-            options["l2_reg"] = arguments.l2_reg
     default_starts = NUM_STARTS if arguments.init == "random" else 1
     num_starts = arguments.starts or default_starts
-    show = _choose_show(arguments.quiet)
+    show = _choose_show(arguments)
     with Progress(arguments.iterations, show=show, log_every=_LOG_EVERY) as progress:
         if num_starts == 1:
             return _run_alone(x, method, arguments, options, progress)
@@ -92,10 +135,10 @@ def _choose_tol(tol: float | None, method: Method) -> float:
     return _TOL_OF_ALL_CELLS if is_of_all_cells else _TOL
 
 
-def _choose_show(is_quiet: bool) -> str | None:
-    """Return how to show progress: by a bar in a terminal, if tqdm is installed, else by lines."""
-    if is_quiet:
+def _choose_show(arguments: argparse.Namespace) -> str | None:
+    """Return how to show progress, if at all: by a bar, if tqdm is installed, else by lines."""
+    if not shows_progress(arguments):
         return None
-    if sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None:
+    if importlib.util.find_spec("tqdm") is not None:
         return "bar"
     return "log"

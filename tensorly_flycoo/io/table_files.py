@@ -38,11 +38,13 @@ def read_table(
     separator: str = ",",
     has_header: bool = True,
     missing_text: Sequence[str] = (),
+    text_modes: Collection[str] = (),
 ) -> Any:
     """Return a table of Arrow with a column for each mode, times rounded as in "time:day".
 
-    Entries of a text file become numbers or times as `entries` says. Empty fields are missing, and
-    those that are as in `missing_text`. Without a header the columns are called "1", "2", ...
+    Entries of a text file become numbers or times as `entries` says, but for those of `text_modes`.
+    Empty fields are missing, and those that are as in `missing_text`. Without a header the columns
+    are called "1", "2", ...
     """
     pa = require_pyarrow()
     is_text = Path(path).suffix.lower() != ".parquet"
@@ -69,7 +71,7 @@ def read_table(
     for mode, (column, unit) in sources.items():
         if unit:
             table[mode] = _round(raw[column], column, unit)
-        elif is_text:
+        elif is_text and mode not in text_modes:
             table[mode] = interpret_text(raw[column])
         else:
             table[mode] = raw[column]

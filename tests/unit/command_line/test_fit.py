@@ -108,6 +108,21 @@ def test_added_values_are_named(folder, capsys):
     assert capsys.readouterr().err.endswith("or pass --missing drop\n")
 
 
+def test_absent_blocks_are_named(folder, capsys):
+    """Pairs without a row are zeros: one is told, unless one says so, or all such are unknown."""
+    cells = pandas.MultiIndex.from_product([range(9), range(6), range(4)], names=["a", "b", "c"])
+    table = cells.to_frame(index=False).query("b != 2 or c != 1").assign(value=2.5)
+    write(table, folder / "events.csv")
+    command = ["fit", "events.csv", "--modes", "a,b,c", "--values", "value", "--rank", "1"]
+    options = ["--starts", "1", "--quiet", "--device", "cpu"]
+    assert main([*command, *options]) == 0
+    message = 'read it in Python with missing=["b", "c"] if they were not measured, or --missing'
+    assert message in capsys.readouterr().err
+    for settled in ("--missing=raise", "--observed"):
+        assert main([*command, *options, settled]) == 0
+        assert "1 of 24 pairs" not in capsys.readouterr().err
+
+
 def test_files_of_matrix_market(folder):
     header = "%%MatrixMarket tensor coordinate real general\n3 3 2\n"
     (folder / "small.ttx").write_text(header.replace("3 3 2", "3 3 3 2") + "1 1 1 5\n2 3 3 4\n")
