@@ -2,11 +2,12 @@
 
 import argparse
 
-from .. import LabelledCP, LabelledTensor, cp_fit
+from .. import LabelledCP, LabelledTensor, cp_fit, diagnose
 from ..loop.cp_model import count_zeros
 from ..models.best_of import Starts
 from .fitting import check_options, choose_loss, choose_method, decompose, use_device
 from .profiles import find_profiles, show_profiles
+from .progress import step
 from .reading import (
     check_exists,
     check_modes,
@@ -55,6 +56,8 @@ def fit(arguments: argparse.Namespace) -> None:
     if not arguments.quiet:
         lines += [show_profiles(cp, profiles).describe(arguments.top), ""]
     print_after(write_results(cp, profiles, folder, arguments), lines)
+    with step("judging the model", arguments):
+        print(_describe_trust(x, cp))
 
 
 def _check_start(arguments: argparse.Namespace) -> None:
@@ -81,6 +84,15 @@ def _describe_match(starts: Starts) -> str:
     return (
         f"the best of {len(starts.runs)} starts, with --seed {seed}; the others match it by "
         f"{starts.match:.2f} (1: the same components)"
+    )
+
+
+def _describe_trust(x: LabelledTensor, cp: LabelledCP) -> str:
+    """Describe how far to trust a model."""
+    found = diagnose(x, cp)
+    return (
+        f"diagnosis: {found.summary}; condition {found.condition:.3g}, gradient "
+        f"{found.gradient:.1e} of its terms"
     )
 
 

@@ -8,10 +8,11 @@ copied to the host for LAPACK. NumPy arrays use NumPy's functions, but for produ
 would split among threads, which would then spin and hold up the CPU engine's.
 """
 
+import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -409,8 +410,15 @@ def call_lapack(function: Callable[..., Any], a: Array, *arrays: Array, **option
     """
     if is_cupy(a) or a.shape[-1] > _MAX_ALONE_SIZE:
         return function(a, *arrays, **options)
-    with _limiting, _find_blas().limit(limits=1):
+    with one_blas_thread():
         return function(a, *arrays, **options)
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let NumPy's and SciPy's BLAS use one thread; blocks of this may not be nested."""
+    with _limiting, _find_blas().limit(limits=1):
+        yield
 
 
 @functools.cache

@@ -50,6 +50,7 @@ MODEL_USES = {
         ModelUse("core_consistency", losses=_MEANS, absent=("zero",)),
         ModelUse("cp_fit"),
         ModelUse("cp_to_entries", data=""),
+        ModelUse("diagnose"),  # which refuses models whose gradient it does not compute
         ModelUse("evaluate", losses=_MEANS),
         ModelUse("factor_match_score", model="cp_tensor2", data=""),
         ModelUse(

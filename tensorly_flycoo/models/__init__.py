@@ -9,6 +9,8 @@ from ..results.recommend import evaluate, recommend
 from .anomaly_scores import anomaly_scores
 from .best_of import Starts, best_of
 from .core_consistency import core_consistency
+from .diagnose import diagnose
+from .diagnosis import Diagnosis
 from .estimator import FlycooCP
 from .match import factor_match_score
 from .rank_selection import RankScore, RankSelection
@@ -20,6 +22,7 @@ __all__ = [
     "CPFit",
     "CountFit",
     "CoupledCP",
+    "Diagnosis",
     "FlycooCP",
     "LabelledCP",
     "LabelledCoupledCP",
@@ -34,6 +37,7 @@ __all__ = [
     "best_of",
     "core_consistency",
     "cp_fit",
+    "diagnose",
     "evaluate",
     "factor_match_score",
     "fold_in",

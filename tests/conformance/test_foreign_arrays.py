@@ -86,6 +86,7 @@ _USES = {
     "cp_to_entries": lambda x, model: [tensorly_flycoo.cp_to_entries(model, x.nonzeros()[0])],
     "fold_in": lambda x, model: [tensorly_flycoo.fold_in(model, x, 0)],
     "core_consistency": lambda x, model: [tensorly_flycoo.core_consistency(x, model)],
+    "diagnose": lambda x, model: [tensorly_flycoo.diagnose(x, model).noise],
     "anomaly_scores": lambda x, model: [tensorly_flycoo.anomaly_scores(x, model)],
     "factor_match_score": lambda x, model: [factor_match_score(model, model)],
 }

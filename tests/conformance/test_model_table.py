@@ -13,6 +13,7 @@ import itertools
 import numpy as np
 import pytest
 import scipy.stats
+from dense_tangents import make_terracini
 from model_table import (
     DATA,
     KINDS,
@@ -23,6 +24,8 @@ from model_table import (
     check_rows,
     find_cells,
     find_known,
+    find_ridges,
+    find_unit,
     judge,
     label,
     list_arrays,
@@ -320,11 +323,90 @@ def expect_uncertainty(kind, beside):
     return call, check
 
 
+def expect_diagnose(kind, beside):
+    """Return the call and its check: dense computations of error, gradient and condition."""
+    call = functools.partial(tensorly_flycoo.diagnose, beside.x, make_model(kind.id))
+    words = [*(refuse(kind, beside, "x", COUNTS) or ())]
+    if kind.confidence or kind.unobserved or kind.constrained or kind.loss not in COUNTS:
+        words.append("cp_tensor ")
+    if words:
+        return call, Refusal(*words)
+
+    def check(found):
+        is_known = find_known(kind, beside)
+        is_observed = beside.id == "all_unknown" or (kind.absent == "unknown" and not kind.rebuilt)
+        if is_observed:
+            is_known = is_known & (beside.dense != 0)
+        values, model = beside.dense[is_known], find_cells(make_model(kind.id))[is_known]
+        if kind.loss == "poisson_count":
+            deviances = [
+                (scipy.special.xlogy(values, values / means) - values + means).sum()
+                for means in (model, values.mean())
+            ]
+            assert found.error == pytest.approx(deviances[0] / deviances[1], rel=1e-11)
+        else:
+            error = np.linalg.norm(values - model) / np.linalg.norm(values)
+            # The dense norms have some roundings themselves.
+            assert abs(found.error - error) <= found.error_rounding + 10 * EPS
+            assert found.error_rounding < 1e-12
+        gradient = measure_gradient(kind, beside.dense, is_known)
+        # A hundred roundings of each term: of 120 cells, added twice.
+        assert abs(found.gradient - gradient) <= 100 * EPS + 1e-9 * gradient
+        if not kind.biases:
+            assert found.condition == pytest.approx(find_condition(kind), rel=1e-6)
+        has_digits = kind.loss == "gaussian" and is_known.all() and not kind.l2_reg
+        assert (found.reason == "") == has_digits
+        assert np.isnan(found.digits).all() == np.isnan(found.noise).all() == (not has_digits)
+
+    return call, check
+
+
+def measure_gradient(kind, dense, is_known):
+    """Return the norm of a loss's gradient relative to that of its terms, from dense arrays."""
+    model, cells = make_model(kind.id), find_cells(make_model(kind.id))
+    _, factors = list_arrays(model)
+    names = getattr(model, "components", range(RANK))
+    ridge = 0.0 if kind.rebuilt else kind.l2_reg
+    unit = ridge * find_unit(make_values(kind.data, kind.ndim), kind)
+    square = square_of_terms = 0.0
+    for mode, factor in enumerate(factors):
+        design = make_design(model, mode)
+        lengths = np.linalg.norm(design, axis=0)
+        own = np.array([name == f"{[*LABELS][mode]} bias" for name in names])
+        is_free = own | np.array([not isinstance(name, str) for name in names])
+        known, values, means = (unfold(table, mode) for table in (is_known, dense, cells))
+        elements = factor * lengths
+        if kind.loss == "poisson_count":
+            ratios = np.divide(values, means, out=np.zeros_like(values), where=values > 0)
+            terms = [(known * ratios) @ design, known @ design]
+            terms = [term / lengths * is_free for term in terms]
+            scales = elements.mean(axis=0) / (design.sum(axis=0) / lengths)
+            terms = [term * scales for term in terms]
+        else:
+            terms = [(known * values) @ design, (known * means) @ design]
+            terms.append(find_ridges(model, mode, unit, ridge, own) * factor)
+            terms = [term / lengths * is_free for term in terms]
+        step = terms[0] - sum(terms[1:])
+        if mode in kind.non_negative and not kind.rebuilt:
+            step = np.maximum(step, -elements)
+        square += (step**2).sum()
+        square_of_terms += sum(map(np.linalg.norm, terms)) ** 2
+    return (square / square_of_terms) ** 0.5
+
+
+def find_condition(kind):
+    """Return one over the least singular value of Terracini's matrix."""
+    _, factors = list_arrays(make_model(kind.id))
+    least = np.linalg.svd(make_terracini(factors), compute_uv=False)[-1]
+    return 1 / least if least > 1e-7 else np.inf
+
+
 #: What each function of a model and data gives, as the call and its check or refusal.
 EXPECTED = {
     "anomaly_scores": expect_anomaly_scores,
     "core_consistency": expect_core_consistency,
     "cp_fit": expect_cp_fit,
+    "diagnose": expect_diagnose,
     "evaluate": expect_evaluate,
     "fold_in": expect_fold_in,
     "fold_in with a confidence": functools.partial(expect_fold_in, has_confidence=True),

@@ -21,6 +21,7 @@ from tensorly_flycoo import (
     cp_fit,
     cp_to_entries,
     decomposition,
+    diagnose,
     fold_in,
     mttkrp,
     observed_parafac,
@@ -314,6 +315,7 @@ WHOLE = {
         best_of(parafac, x, RANK, n_starts=2, n_iter_max=3, init="random", random_state=0).best
     ),
     "cp_fit": lambda x: cp_fit(x, fit(x)),
+    "diagnose": lambda x: diagnose(x, fit(x)).noise,
     "core_consistency": lambda x: core_consistency(x, fit(x)),
     "fold_in": lambda x: fold_in(fit(x), x, 2),
     "cp_to_entries": lambda x: cp_to_entries(fit(x), np.array([[0, 3], [1, 4], [2, 5]])),

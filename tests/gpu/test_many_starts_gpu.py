@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, best_of, core_consistency, select_rank, uncertainty
+from tensorly_flycoo import (
+    FlycooTensor,
+    best_of,
+    core_consistency,
+    diagnose,
+    select_rank,
+    uncertainty,
+)
 from tensorly_flycoo.loop.masks import MissingEntries
 from tensorly_flycoo.models import batch, factor_match_score
 from tensorly_flycoo.models.many_starts import Stopping, run_together
@@ -141,6 +148,11 @@ def test_scores_are_those_of_the_cpu():
     on_gpu = FlycooTensor(*x.nonzeros(), x.shape, device="cuda")
     expected = core_consistency(x, models[0])
     assert core_consistency(on_gpu, moved[0]) == pytest.approx(expected, rel=1e-9)
+    diagnosis = diagnose(x, models[0])
+    on_device = diagnose(on_gpu, moved[0])
+    assert on_device.error == pytest.approx(diagnosis.error, rel=1e-12)
+    assert on_device.gradient == pytest.approx(diagnosis.gradient, rel=1e-9)
+    np.testing.assert_allclose(on_device.noise, diagnosis.noise, rtol=1e-9)
     for consider_weights in (True, False):
         scores = [
             factor_match_score(*pair, consider_weights=consider_weights) for pair in (models, moved)

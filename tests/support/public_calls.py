@@ -49,6 +49,7 @@ CALLS = {
     "uncertainty": lambda f, x: f(x, (None, make_factors()), 0, 2, random_state=0).samples,
     "core_consistency": lambda f, x: f(x, (None, make_factors())),
     "cp_fit": lambda f, x: f(x, (None, make_factors())),
+    "diagnose": lambda f, x: f(x, (None, make_factors())),
     "fold_in": lambda f, x: f((None, make_factors()), x, 0),
     "anomaly_scores": lambda f, x: f(x, (None, make_factors())),
     "FlycooCP": lambda f, x: f(RANK, n_starts=1, n_iter_max=2, random_state=0).fit(x).cp_tensor_,

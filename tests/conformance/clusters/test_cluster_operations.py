@@ -6,7 +6,15 @@ import sparse
 import tensorly as tl
 from local_clusters import wait_for_addresses
 
-from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, replicability, save_slabs, select_rank
+from tensorly_flycoo import (
+    FlycooTensor,
+    cp_fit,
+    diagnose,
+    open_slabs,
+    replicability,
+    save_slabs,
+    select_rank,
+)
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask.cluster import Cluster
 from tensorly_flycoo.dask.cluster_layout import ClusterLayout
@@ -208,6 +216,19 @@ def test_fits(tensors, folder):
     expected = measure(open_slabs(folder))
     for x in tensors:
         assert measure(x) == expected
+
+
+def test_a_diagnosis(tensors, folder):
+    """Of least squares, with digits, and of counts."""
+    counts = generalized_parafac(open_slabs(folder), 2, random_state=0, n_iter_max=2)
+    models = counts, (counts.weights, counts.factors)
+    for model in models:
+        expected = diagnose(open_slabs(folder), model)
+        for x in tensors:
+            found = diagnose(x, model)
+            assert repr(found) == repr(expected)
+            assert found.error == expected.error
+            np.testing.assert_array_equal(found.noise, expected.noise)
 
 
 def test_values_that_are_not_finite(tensors):

@@ -76,6 +76,7 @@ def test_tables_and_a_picture(name, folder, table, capsys):
     assert "2026-01-0" in page
     assert "T00" not in page
     assert f"wrote {out.name}/weights.csv" in page
+    assert "\ndiagnosis: no digits, since the model is not of least squares; condition " in page
 
 
 def test_values_are_merged(folder, table, capsys):
@@ -413,7 +414,9 @@ def test_small_fits_go_on(folder, capsys):
     write(events, folder / "events.parquet")
     command = "fit events.parquet --modes a,b,c --rank 2 --loss gaussian --starts 1"
     assert main(command.split()) == 0
-    line = next(of for of in capsys.readouterr().out.splitlines() if of.startswith("fit "))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("diagnosis: all components: 0 digits; condition 1.")
+    line = next(of for of in lines if of.startswith("fit "))
     fit, count = float(line.split()[1]), int(line.split()[3])
     cp = LabelledCP.load(folder / "events_rank2" / "model.npz")
     assert fit < 0.01

@@ -154,7 +154,7 @@ def test_the_public_names():
         "DensifyError", "FitRecord", "FlycooCP", "FlycooTensor", "LabelledCP", "LabelledTensor",
         "MemoryEstimate", "ModeStats", "Progress", "RaggedTensor", "TensorStats", "anomaly_scores",
         "best_of", "core_consistency", "coupled_parafac", "cp_fit", "cp_to_entries",
-        "estimate_memory", "evaluate", "factor_match_score", "fold_in", "from_anndata",
+        "diagnose", "estimate_memory", "evaluate", "factor_match_score", "fold_in", "from_anndata",
         "from_dataframe", "from_xarray", "load", "mttkrp", "mttkrps", "observed_parafac",
         "open_slabs", "profile", "read_tns", "recommend", "replicability", "save", "save_slabs",
         "select_rank", "set_device", "set_precision", "show_versions", "stats", "uncertainty",
