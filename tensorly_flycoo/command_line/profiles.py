@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import FitRecord, LabelledCP
+from ..base.array_modules import move
 from ..tensor.labelled import Labels
 
 _HOUR = np.timedelta64(1, "h")
@@ -36,9 +37,10 @@ def find_profiles(cp: LabelledCP) -> dict[str, list[Profile]]:
     record = cp.flycoo or FitRecord()
     is_known = record.absent != "unknown"
     profiles = {}
-    for (name, labels), factor in zip(cp.labels.items(), cp.factors, strict=True):
+    for (name, labels), array in zip(cp.labels.items(), cp.factors, strict=True):
         if not _are_times_of_day(labels):
             continue
+        factor = move(array, np)
         hours = labels.astype("M8[h]").astype(np.int64)
         profiles[name] = [Profile("hour", _HOURS, _average(hours, factor, 24, is_known))]
         if labels.max() - labels.min() >= 2 * _WEEK:
@@ -87,7 +89,7 @@ def show_profiles(cp: LabelledCP, profiles: Mapping[str, list[Profile]]) -> Labe
         numbers.append(len(factors))
         if name not in profiles:
             labels[name] = cp.labels[name]
-            factors.append(factor)
+            factors.append(move(factor, np))
         for profile in profiles.get(name, ()):
             labels[f"{name} by {profile.unit}"] = profile.times
             factors.append(profile.rows)
@@ -95,4 +97,4 @@ def show_profiles(cp: LabelledCP, profiles: Mapping[str, list[Profile]]) -> Labe
     record = cp.flycoo or FitRecord()
     bias_modes = tuple(numbers[mode] if mode >= 0 else mode for mode in record.bias_modes)
     record = record.replace(bias_modes=bias_modes)
-    return LabelledCP._from_parts(cp.weights, factors, Labels(labels), record)
+    return LabelledCP._from_parts(move(cp.weights, np), factors, Labels(labels), record)

@@ -129,7 +129,7 @@ def _read_columns(
     """Read the columns of a table; of a text file as text, where given `labels` are text."""
     separator = arguments.sep
     if separator is None:
-        separator = "\t" if ".tsv" in path.name.lower() else ","
+        separator = "\t" if str(find_suffix(path)).startswith(".tsv") else ","
     texts = [name for name, of in (labels or {}).items() if of.dtype == object]
     return read_table(
         path,

@@ -34,7 +34,7 @@ def predict(arguments: argparse.Namespace) -> None:
     cp = load_model(arguments.model)
     rows = read_rows(arguments, cp)
     with step("predicting", arguments):
-        rows["prediction"] = cp.predict(rows)
+        rows.insert(len(cp.names), "prediction", cp.predict(rows))
         path = arguments.output or name_after(arguments.file, "_predictions.csv")
         write_table(rows, path, arguments)
 
@@ -59,12 +59,11 @@ def recommend(arguments: argparse.Namespace) -> None:
         excluded = read_cells(arguments.exclude, arguments, cp)
     with step("recommending", arguments):
         best = find_best(cp, mode, labels, arguments.n, of=of, exclude=excluded)
-        counts = [len(of_label) for of_label in best]
-        frame = pandas.DataFrame({
-            mode: np.repeat(labels, counts),
-            of: [name for of_label in best for name in of_label],
-            "prediction": [value for of_label in best for value in of_label.values()],
-        })  # fmt: skip
+        counts = [len(found) for found in best]
+        names = [name for found in best for name in found]
+        predictions = [value for found in best for value in found.values()]
+        frame = pandas.DataFrame({mode: np.repeat(labels, counts), of: names})
+        frame.insert(2, "prediction", predictions)
         path = arguments.output or name_mode(mode, "_recommendations.csv")
         write_table(frame, path, arguments)
 

@@ -20,8 +20,10 @@ _SPELLINGS = {
     'l2_reg="validation"': "no --l2-reg",
     "smaller l2_reg": "smaller --l2-reg",
     "biases=True": "--biases",
-    "cp_tensor": "the model",
-    "x_new": "the file",
+    "cp_tensor was": "the model was",
+    "cp_tensor is": "the model is",
+    "x_new has": "the file has",
+    "cannot insert prediction, already exists": "a mode is called 'prediction', as the result is",
     ", or extend the labels, those of a model by its `extend`": " (new ones need another fit)",
     "these are dates: convert the text, as by pandas.to_datetime": "these are dates",
 }

@@ -83,7 +83,6 @@ def _list_profiles(cp: LabelledCP, profiles: list[Profile]) -> str:
 
 def write_ranks(selection: RankSelection, folder: Path) -> Iterator[Path]:
     """Write the files of `rank`; yield the path of each."""
-    folder.mkdir(parents=True, exist_ok=True)
     table = selection.table
     table["suggested"] = table.index == selection.rank
     yield write_text(folder / "ranks.csv", table.to_csv())
@@ -113,7 +112,8 @@ def print_after(paths: Iterator[Path], lines: list[str]) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file, or leave the old one if that fails; return its path."""
+    """Write a file in a folder that may be new, or leave the old file if that fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as file:
         file.write(text.encode())
     return path

@@ -73,17 +73,26 @@ def test_predict(name, cp, rows, capsys):
     assert error == ""
 
 
+def test_a_mode_that_is_called_as_a_result(capsys):
+    labels = {"user": ["ann"], "prediction": ["x"]}
+    LabelledCP((None, [np.ones((1, 1)), np.ones((1, 1))]), labels).save("model.npz")
+    pandas.DataFrame(labels).to_csv("new.csv", index=False)
+    for command in (["predict", "model.npz", "new.csv"], ["recommend", "model.npz", "--mode=user"]):
+        assert main(command) == 1
+        assert "a mode is called 'prediction'" in capsys.readouterr().err
+
+
 def test_predict_leaves_rows_out(cp, capsys):
     with open("new.csv", "w") as file:
         file.write("user;film;time\n7;;2026-01-01\nNA;1;2026-01-01\n7;2;2026-01-02\n")
-    options = ["--sep", ";", "--missing-text", "NA", "--output", "out.csv", "--quiet"]
+    options = ["--sep", ";", "--missing-text", "NA", "--output", "new/out.csv", "--quiet"]
     assert main(["predict", "model.npz", "new.csv", *options]) == 1
     assert "or pass --missing drop" in capsys.readouterr().err
     assert main(["predict", "model.npz", "new.csv", *options, "--missing", "drop"]) == 0
-    found = pandas.read_csv("out.csv")
+    found = pandas.read_csv("new/out.csv")
     assert found["film"].tolist() == [2]
     out, error = capsys.readouterr()
-    assert out == "wrote out.csv, rows: 1\n"
+    assert out == "wrote new/out.csv, rows: 1\n"
     assert error == "warning: left out 2 of 3 rows: an entry is missing\n"
 
 
