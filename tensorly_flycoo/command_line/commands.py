@@ -14,6 +14,7 @@ from .environment import autoload, info, run_script
 from .fit import fit
 from .options import (
     add_anomalies_options,
+    add_diagnose_options,
     add_fit_options,
     add_predict_options,
     add_rank_options,
@@ -21,7 +22,7 @@ from .options import (
 )
 from .rank import rank
 from .reading import SUFFIXES
-from .saved_models import anomalies, predict, recommend
+from .saved_models import anomalies, diagnose, predict, recommend
 from .wording import spell, spell_warnings
 
 #: Errors that a command reports in one line: of the data, the disk, or a missing package.
@@ -81,6 +82,9 @@ _RECOMMEND_EPILOG = """examples:
 """
 _ANOMALIES_EPILOG = """example:
   python -m tensorly_flycoo anomalies events_rank8/model.npz events.parquet
+"""
+_DIAGNOSE_EPILOG = """example:
+  python -m tensorly_flycoo diagnose events_rank8/model.npz events.parquet
 """
 
 
@@ -143,6 +147,11 @@ def make_parser() -> argparse.ArgumentParser:
     _add_model(anomalies_parser)
     _add_file(anomalies_parser)
     add_anomalies_options(anomalies_parser)
+
+    diagnose_parser = _add_command(commands, "diagnose", diagnose, _DIAGNOSE_EPILOG)
+    _add_model(diagnose_parser)
+    _add_file(diagnose_parser)
+    add_diagnose_options(diagnose_parser)
 
     _add_command(commands, "info", info)
 

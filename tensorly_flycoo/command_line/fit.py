@@ -8,6 +8,7 @@ from ..loop.terracini import count_tangents
 from ..models.best_of import Starts
 from .fitting import check_options, choose_loss, choose_method, decompose, use_device
 from .profiles import find_profiles, show_profiles
+from .progress import step
 from .reading import (
     check_exists,
     check_modes,
@@ -60,7 +61,8 @@ def fit(arguments: argparse.Namespace) -> None:
         lines += [show_profiles(cp, profiles).describe(arguments.top), ""]
     print_after(write_results(cp, profiles, folder, arguments), lines)
     if not arguments.quiet and count_tangents(cp.shape, cp.rank) <= _MAX_TANGENTS:
-        print(_describe_trust(x, cp))
+        with step("judging the model", arguments):
+            print(_describe_trust(x, cp))
 
 
 def _check_start(arguments: argparse.Namespace) -> None:

@@ -110,10 +110,21 @@ def add_recommend_options(parser: argparse.ArgumentParser) -> None:
 
 def add_anomalies_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of "anomalies"."""
+    _add_options_beside_model(parser)
+    _add_table_options(parser, 'the file\'s name and "anomalies.csv"')
+
+
+def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of "diagnose"."""
+    _add_options_beside_model(parser)
+    _add_table_options(parser, 'the file\'s name and "diagnosis.csv"')
+
+
+def _add_options_beside_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a file that becomes a tensor with the labels of a model."""
     group = parser.add_argument_group("the file")
     _add_value_options(group, "as when the model was made")
     _add_file_options(group)
-    _add_table_options(parser, 'the file\'s name and "anomalies.csv"')
 
 
 def _add_data_options(parser: argparse.ArgumentParser) -> None:

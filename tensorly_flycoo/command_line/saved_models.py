@@ -7,6 +7,7 @@ import numpy as np
 
 from .. import anomaly_scores
 from ..base.checks import require
+from ..models import diagnose as find_diagnosis
 from ..models import recommend as find_best
 from ..tensor.labelled import take_labels
 from .progress import step
@@ -18,7 +19,7 @@ from .reading import (
     read_for_model,
     read_rows,
 )
-from .writing import name_mode, write_table
+from .writing import name_mode, write_table, write_text
 
 _NEED_PANDAS = 'tables need pandas: pip install "tensorly-flycoo[tables]"'
 
@@ -80,6 +81,23 @@ def anomalies(arguments: argparse.Namespace) -> None:
         frame = anomaly_scores(x, cp).sort_values("score", ascending=False, kind="stable")
         path = arguments.output or name_after(arguments.file, "_anomalies.csv")
         write_table(frame, path, arguments)
+
+
+def diagnose(arguments: argparse.Namespace) -> None:
+    """Say how far to trust a saved model, beside the file that it was made of.
+
+    The digits of a component are those that noise and further iterations would not change.
+    """
+    require("pandas", _NEED_PANDAS)
+    cp = load_model(arguments.model)
+    x = read_for_model(arguments, cp)
+    with step("judging the model", arguments):
+        found = find_diagnosis(x, cp)
+    path = arguments.output or name_after(arguments.file, "_diagnosis.csv")
+    write_text(path, found.table.to_csv(index_label="component"))
+    if not arguments.quiet:
+        print(repr(found))
+    print(f"wrote {path}")
 
 
 def _find_place(text: str, labels: np.ndarray, mode: str) -> int:

@@ -1,4 +1,4 @@
-"""The commands "predict", "recommend" and "anomalies": a model and a file in, a table out."""
+"""The commands that take a model: "predict", "recommend", "anomalies" and "diagnose"."""
 
 import numpy as np
 import pandas
@@ -9,6 +9,7 @@ from tensorly_flycoo import (
     FlycooTensor,
     LabelledCP,
     anomaly_scores,
+    diagnose,
     from_dataframe,
     recommend,
     write_tns,
@@ -165,6 +166,22 @@ def test_the_values_of_a_model_are_read_again(cp, rows, folder):
     assert {*pandas.read_csv("numbers_anomalies.csv")["value"]} == {4, 2}
 
 
+def test_diagnose(cp, rows, capsys):
+    """The table of each component, beside the cells that `fit` would see; text says the same."""
+    rows.to_csv("events.csv", index=False)
+    command = ["diagnose", "model.npz", "events.csv"]
+    assert main(command) == 0
+    x = from_dataframe(round_times(rows), cp.names, labels=cp.labels)
+    expected = diagnose(x, cp)
+    found = pandas.read_csv("events_diagnosis.csv", index_col="component", dtype={"user": str})
+    for name in ("size", "congruence", "noise"):
+        np.testing.assert_array_equal(found[name], expected.table[name])
+    assert found["user"].tolist() == expected.labels["user"]
+    assert capsys.readouterr().out == f"{expected!r}\nwrote events_diagnosis.csv\n"
+    assert main([*command, "--quiet"]) == 0
+    assert capsys.readouterr().out == "wrote events_diagnosis.csv\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -184,6 +201,7 @@ def test_the_values_of_a_model_are_read_again(cp, rows, folder):
         (["recommend", "model.npz", "--mode", "user", "--exclude", "bad.csv"], "'bob' in row 0"),
         (["anomalies", "model.npz", "rows.csv", "--values", "n"], "has no column 'n'"),
         (["anomalies", "model.npz", "x.tns", "--values", "n"], "--values is for tables"),
+        (["diagnose", "model.npz", "bad.csv"], "'bob' in row 0, expected one of its 4 labels"),
         (["anomalies", "odds.npz", "rows.csv"], "for anomaly_scores: its values are no means"),
     ],
 )
