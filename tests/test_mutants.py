@@ -19,7 +19,16 @@ def test_a_fault_applies(mutant, tmp_path):
     plant(mutant, tmp_path)
     if path.suffix == ".py":
         ast.parse(path.read_text())
-    for arguments in list_tests(mutant):
-        assert (ROOT / arguments[0].split("::")[0]).exists()
     with pytest.raises(ValueError, match="occurs 0 times"):
         plant(mutant, tmp_path)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_tests_of_a_fault_exist(mutant):
+    named, room = list_tests(mutant)
+    for test in named + room:
+        file, _, function = test.partition("::")
+        if function:
+            assert f"def {function}(" in (ROOT / file).read_text()
+        elif file.startswith("tests/"):  # no option
+            assert (ROOT / file).exists()
