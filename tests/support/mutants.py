@@ -110,20 +110,6 @@ MUTANTS = [
         tests="tests/unit/engines/cuda/test_cuda_products.py",
     ),
     Mutant(
-        name="a pivot of an inverse has the wrong sign",
-        file="engines/cuda/kernels/tall/products.cu",
-        old="lane + 32 * i == k ? -inverse : factors[i]",
-        new="lane + 32 * i == k ? inverse : factors[i]",
-        tests="tests/unit/engines/cuda/test_cuda_products.py",
-    ),
-    Mutant(
-        name="a lane has no part in a narrow column's scale",
-        file="engines/cuda/kernels/tall/narrow_rows.cu",
-        old="for (int lane = 1; lane < num_lanes; ++lane)",
-        new="for (int lane = 2; lane < num_lanes; ++lane)",
-        tests="tests/unit/engines/cuda/test_cuda_narrow_rows.py",
-    ),
-    Mutant(
         name="a dual variable has the wrong sign",
         file="engines/cuda/kernels/tall/row_rules.cuh",
         old="    d = updated - point;\n",
@@ -196,6 +182,21 @@ MUTANTS = [
         old="if known is None or known.factor() is not factor:",
         new="if known is None:",
         tests="tests/unit/loop/test_factor_grams.py",
+    ),
+    Mutant(
+        name="a Gram matrix that is kept is given away",
+        file="loop/cp_model.py",
+        old="product = grams[0].copy()",
+        new="product = grams[0]",
+        tests="tests/unit/loop/test_factor_grams.py",
+    ),
+    Mutant(
+        name="the state of an earlier model changes with later ones",
+        file="loop/poisson.py",
+        old="self._sums.copy()  # the next sweep writes to them",
+        new="self._sums",
+        tests="tests/unit/decomposition/test_generalized_parafac.py"
+        "::test_a_model_of_a_callback_is_saved_as_it_was",
     ),
     Mutant(
         name="the pass of a group serves another factor",
