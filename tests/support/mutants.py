@@ -243,12 +243,12 @@ MUTANTS = [
     ),
     # Models and files.
     Mutant(
-        name="weights stay in the order of the model that is aligned",
-        file="models/match.py",
-        old="weights[order] * multiply_all(signs)",
-        new="weights * multiply_all(signs)",
-        tests="tests/unit/models/test_match.py "
-        "tests/unit/models/test_uncertainty.py::test_components_are_brought_into_order_and_signs",
+        name="a mask does not keep cells from being held out",
+        file="models/heldout_loss.py",
+        old="            coords = coords[:, ~is_unknown]\n",
+        new="",
+        tests="tests/unit/models/test_select_rank.py"
+        "::test_cells_that_a_mask_marks_are_not_held_out",
     ),
     Mutant(
         name="labels are given by the inverse order",

@@ -24,7 +24,7 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.decomposition.methods import METHODS
 from tensorly_flycoo.loop.holding_out import count_share, hold_out
-from tensorly_flycoo.loop.masks import drop_missing
+from tensorly_flycoo.loop.masks import drop_missing, find_missing
 from tensorly_flycoo.models import RankScore, RankSelection, rank_search
 from tensorly_flycoo.models.heldout_loss import HeldOutLoss
 from tensorly_flycoo.models.match import factor_match_score
@@ -701,6 +701,21 @@ def test_entries_that_a_mask_marks_are_unknown(method):
     assert found.rank == expected.rank
     for score, other in zip(found.scores, expected.scores, strict=True):
         assert score.heldout_loss == other.heldout_loss
+
+
+def test_cells_that_a_mask_marks_are_not_held_out():
+    x, _ = planted_tensor((20, 20, 20), 2, 400, random_state=0)
+    mask = np.ones((20, 1, 20))
+    mask[:10, 0, ::2] = 0
+    unknown = find_missing(x, mask, lists=True)
+    known = unknown.observed
+    cells = draw_cells(known, 0.2, np.random.RandomState(0))
+    is_unknown = np.broadcast_to(mask, x.shape)[tuple(cells)] == 0
+    assert is_unknown.any()  # among those that are drawn
+    options = {"mask": unknown.of(known)}
+    random = np.random.RandomState(0)
+    heldout = HeldOutLoss.draw(known, 0.2, METHODS["parafac"], options, random)
+    np.testing.assert_array_equal(heldout.entries.coords, cells[:, ~is_unknown])
 
 
 # Other models
