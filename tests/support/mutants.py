@@ -117,13 +117,6 @@ MUTANTS = [
         tests="tests/unit/engines/cuda/test_cuda_row_updates.py",
     ),
     Mutant(
-        name="a sweep counts the changes of its last number alone",
-        file="engines/cuda/kernels/tall/sweep_rows.cu",
-        old="num_changes += updated[r] != at[r][i];",
-        new="num_changes = updated[r] != at[r][i];",
-        tests="tests/unit/engines/cuda/test_cuda_row_updates.py",
-    ),
-    Mutant(
         name="a part of the measures is lost",
         file="engines/cuda/kernels/tall/add_measures.cu",
         old="for (int other = 1; other < NUM_PARTS; ++other)",
@@ -220,6 +213,13 @@ MUTANTS = [
         tests="tests/conformance/test_scale.py::test_a_power_of_two_changes_no_bit -k observed",
     ),
     # Tensors and masks.
+    Mutant(
+        name="entries in the first row of a slab are lost",
+        file="tensor/pieces.py",
+        old="is_inside = (rows >= 0)",
+        new="is_inside = (rows > 0)",
+        tests="tests/unit/tensor/test_pieces.py",
+    ),
     Mutant(
         name="rows that a list selects are swapped",
         file="tensor/indexing.py",
