@@ -47,7 +47,7 @@ MUTANTS = [
         name="the last of several tiles is lost",
         file="engines/cpu/engine.py",
         old="threads.launch(mttkrp.mttkrp_tiles, num_tiles, *arguments, work_ns=work_ns)",
-        new="threads.launch(mttkrp.mttkrp_tiles, -(-num_tiles // 2), *arguments, work_ns=work_ns)",
+        new="threads.launch(mttkrp.mttkrp_tiles, max(1, num_tiles - 1), *arguments, work_ns=work_ns)",
         tests="tests/unit/engines/cpu/test_engine.py::test_every_edge_of_tiles_and_buckets",
     ),
     Mutant(
