@@ -13,7 +13,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import array_module
 from ..base.reporting import report
 from ..decomposition.methods import Method
-from ..loop.cp_model import make_cp_tensor
+from ..loop.cp_model import count_zeros, make_cp_tensor
 from ..loop.initial_guess import draw_factors
 from ..loop.model_uses import suits
 from ..tensor.tensor import FlycooTensor
@@ -44,6 +44,7 @@ class RankFit(NamedTuple):
     terms: Any  # of the held-out loss, for each entry; None if nothing is held out
     tolerance: float  # see `find_tolerance`
     is_complete: bool  # whether all runs were made
+    has_components: bool  # whether the best run has any but biases
 
 
 class _Runs(NamedTuple):
@@ -91,7 +92,7 @@ class RankSearch:
                     return fits, ""
                 rank = self.ranks[place]
                 stopped_before = f"all runs of rank {rank}"
-                fits[place] = self._fit_completely(rank)
+                fits[place] = self._fit_completely(rank, fits[place])
         except KeyboardInterrupt:
             if not fits:
                 raise
@@ -107,13 +108,15 @@ class RankSearch:
     def suggest(self, fits: Sequence[RankFit]) -> tuple[RankScore | None, str]:
         """Return the score of the suggested rank, and the reason.
 
-        A rank that has had few runs counts as one whose runs agree.
+        A rank that has had few runs counts as one whose runs agree, if there is something to agree
+        on.
         """
         scores = self.judge(fits)
         assumed = list(scores)
         for place, (score, fit) in enumerate(zip(scores, fits, strict=True)):
-            if not fit.is_complete and not np.isnan(score.match):
-                assumed[place] = score._replace(match=1.0)
+            if fit.is_complete or np.isnan(score.match) or not fit.has_components:
+                continue
+            assumed[place] = score._replace(match=1.0)
         chosen, rule = suggest(assumed, [fit.tolerance for fit in fits])
         if chosen is None:
             return None, rule
@@ -136,11 +139,14 @@ class RankSearch:
         self._show(fit, start)
         return fit
 
-    def _fit_completely(self, rank: Any) -> RankFit:
-        """Fit a rank by all of its runs."""
+    def _fit_completely(self, rank: Any, first: RankFit | None = None) -> RankFit:
+        """Fit a rank by all of its runs, with the ridge that its first ones chose, if any."""
         self._begin(rank, self.num_runs)
         start = time.monotonic()
-        runs = self._run(rank, self.num_runs, self._list_options())
+        options = self._list_options()
+        if first is not None:
+            options = keep_ridge(self.method, first.fitted, options)
+        runs = self._run(rank, self.num_runs, options)
         fit = self._judge_runs(rank, runs, is_complete=True)
         self._show(fit, start)
         return fit
@@ -260,7 +266,16 @@ class RankSearch:
             match=runs.match,
         )
         tolerance = find_tolerance(self.x.dtype, method, self.options, runs.best_errors)
-        return RankFit(score, model, runs.best, runs.errors, terms, tolerance, is_complete)
+        return RankFit(
+            score=score,
+            model=model,
+            fitted=runs.best,
+            errors=runs.errors,
+            terms=terms,
+            tolerance=tolerance,
+            is_complete=is_complete,
+            has_components=method.model != "CP" or count_zeros(runs.best) < rank,
+        )
 
     def _find_core_consistency(self, rank: Any, model: Any) -> float:
         """Return the core consistency; nan for other models than CP, or if it takes too long."""

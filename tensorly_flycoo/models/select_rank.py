@@ -116,9 +116,9 @@ def select_rank(
     iterations and predicts. Then the rank that these losses suggest gets all `n_runs`, as in a
     search by them alone, and is judged anew. If it is not suggested any more, as its runs
     disagree, the next suggestion gets them, until a rank with all runs stays suggested. Until a
-    rank has them, its runs count as ones that agree, and its `match` is that of the five after
-    their first iterations. `observed_parafac` chooses its ridge once for all first runs of a rank,
-    and once for all others; the fit to all entries keeps it.
+    rank has them, its runs count as ones that agree, unless the best one has no component but
+    biases, and its `match` is that of the five after their first iterations. `observed_parafac`
+    chooses its ridge once for each rank.
 
     Core consistency takes up to ``nnz * R**(ndim - 1)`` operations; it is left out (nan) above ten
     billion, and for `observed_parafac`. The same `random_state` gives the same result on one

@@ -9,6 +9,7 @@ from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, Progress
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.io.checkpoint import load_checkpoint, save_checkpoint
 from tensorly_flycoo.loop import poisson
 from tensorly_flycoo.loop.masks import ObservedData, find_missing
 from tensorly_flycoo.loop.poisson import add_columns, divide_counts, evaluate_loss, find_scales
@@ -225,6 +226,23 @@ def test_a_resumed_run_gives_the_same_bits(first, tmp_path):
         tensorly_flycoo.decomposition.non_negative_parafac_hals(
             x, 3, init=Progress(9, show=None, checkpoint=tmp_path / "whole.npz").resume()
         )
+
+
+def test_a_model_of_a_callback_is_saved_as_it_was(tmp_path):
+    """Later iterations do not change the state that it has beside its factors."""
+    x, *_ = draw_counts()
+    models, losses = [], []
+
+    def keep(cp_tensor, loss):
+        models.append(cp_tensor)
+        losses.append(loss)
+
+    whole = generalized_parafac(x, 3, 6, random_state=0, tol=0, callback=keep)
+    save_checkpoint(tmp_path / "parts.npz", models[2], losses[:3])
+    init = load_checkpoint(tmp_path / "parts.npz")
+    resumed = generalized_parafac(x, 3, 4, init, tol=0)
+    for a, b in zip(resumed.factors, whole.factors, strict=True):
+        assert (a == b).all()
 
 
 def test_a_resumed_run_of_a_long_mode_gives_the_same_bits(tmp_path):

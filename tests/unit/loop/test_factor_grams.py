@@ -54,6 +54,14 @@ def test_each_gram_matrix_is_computed_once(kernels):
     np.testing.assert_allclose(found, multiply_grams(None, factors), rtol=1e-5)
 
 
+def test_writing_to_a_product_changes_none_that_is_kept():
+    """Of two modes it is one Gram matrix."""
+    factors, grams = draw_factors(np.float64)[:2], FactorGrams()
+    grams.multiply(None, factors, skip=0)[...] = 0
+    found = grams.multiply(None, factors, skip=0)
+    np.testing.assert_array_equal(found, multiply_grams(None, factors, skip=0))
+
+
 def test_factors_that_no_kernel_suits_and_products_of_too_many(kernels):
     exact = draw_factors(np.float64)
     found = FactorGrams().multiply(None, exact)

@@ -37,6 +37,17 @@ def shrink(factors):
     return factors, sum(float(np.abs(factor).sum()) for factor in factors)
 
 
+def test_a_step_that_is_taken_back_halves_the_pace():
+    pace = Pace(6.0)
+    pace.take_back()
+    assert (pace.t, pace.step) == (3.0, 0.0)
+    pace.take_back()
+    pace.take_back()
+    assert pace.t == 1.0  # at least
+    pace.advance()
+    assert pace.step > 0
+
+
 def test_steps_follow_the_pace():
     models, _ = run(shrink, [np.array([64.0])], 4)
     expected, pace = [64.0, 32.0], Pace()  # the first iteration has no change to extrapolate

@@ -24,7 +24,7 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.decomposition.methods import METHODS
 from tensorly_flycoo.loop.holding_out import count_share, hold_out
-from tensorly_flycoo.loop.masks import drop_missing
+from tensorly_flycoo.loop.masks import drop_missing, find_missing
 from tensorly_flycoo.models import RankScore, RankSelection, rank_search
 from tensorly_flycoo.models.heldout_loss import HeldOutLoss
 from tensorly_flycoo.models.match import factor_match_score
@@ -422,8 +422,11 @@ def test_the_rank_with_all_runs_is_as_in_a_search_by_them_alone(x):
     np.testing.assert_array_equal(found.errors[1].size, 7)
 
 
-def make_fits(matches, losses, num_complete):
-    """Make fits of ranks from 1 on, the first ones of all runs, with known losses."""
+def make_fits(matches, losses, num_complete, num_empty=0):
+    """Make fits of ranks from 1 on with known losses.
+
+    The first ones are of all runs, the last ones have no components.
+    """
     fits = []
     for place, (match, loss) in enumerate(zip(matches, losses, strict=True)):
         fits.append(
@@ -435,27 +438,31 @@ def make_fits(matches, losses, num_complete):
                 terms=None,
                 tolerance=0.0,
                 is_complete=place < num_complete,
+                has_components=place < len(matches) - num_empty,
             )
         )
     return fits
 
 
 @pytest.mark.parametrize(
-    ("matches", "num_complete", "rank"),
+    ("matches", "num_complete", "num_empty", "rank"),
     [
-        ([0.5, 0.7, 0.7], 0, 2),  # few runs count as ones that agree
-        ([0.5, 0.7, 0.7], 2, 3),  # until there are all
-        ([0.5, 0.7, 0.7], 3, 2),
-        ([np.nan, np.nan, np.nan], 2, 2),  # other models have no match
+        ([0.5, 0.7, 0.7], 0, 0, 2),  # few runs count as ones that agree
+        ([0.5, 0.7, 0.7], 2, 0, 3),  # until there are all
+        ([0.5, 0.7, 0.7], 3, 0, 2),
+        ([0.5, 0.0, 0.0], 2, 1, 2),  # or if there is nothing to agree on
+        ([np.nan, np.nan, np.nan], 2, 0, 2),  # other models have no match
     ],
 )
-def test_a_rank_with_few_runs_counts_as_stable(monkeypatch, x, matches, num_complete, rank):
+def test_a_rank_with_few_runs_counts_as_stable(
+    monkeypatch, x, matches, num_complete, num_empty, rank
+):
     monkeypatch.setattr(
         rank_search.RankSearch, "judge", lambda self, fits: [fit.score for fit in fits]
     )
     ranks = [1, 2, 3]
     search = rank_search.RankSearch(x, METHODS["parafac"], {}, None, ranks, 20, 0, False, True)
-    fits = make_fits(matches, [0.5, 0.2, 0.2], num_complete)
+    fits = make_fits(matches, [0.5, 0.2, 0.2], num_complete, num_empty)
     chosen, _ = search.suggest(fits)
     assert chosen.rank == rank
     assert chosen is fits[rank - 1].score  # with its own match
@@ -506,14 +513,27 @@ def test_a_line_for_each_rank_goes_to_standard_error(x, capsys, num_runs, num_li
     assert list_lines() == []
 
 
-def test_a_rank_chooses_its_ridge_once_for_its_first_runs(caplog):
+def test_a_rank_chooses_its_ridge_once(caplog, begun):
     x = make_ratings(0)[0]
     options = {"random_state": 0, "n_iter_max": 12, "method": "observed_parafac", "biases": True}
     with caplog.at_level(logging.INFO, "tensorly_flycoo"):
         select_rank(x, [1, 2], 6, **options)
-    text = caplog.text
-    # The largest ridge is tried first: for each rank, and once more for that with all runs.
-    assert text.count("trying l2_reg 100") == 3
+    assert begun == [(1, 5, 10), (2, 5, 10), (2, 6, 12)]
+    assert caplog.text.count("trying l2_reg 100") == 2  # the largest ridge is tried first
+
+
+def test_where_no_rank_has_components_the_lowest_alone_gets_all_runs(begun):
+    """Of ratings of biases alone the ridge leaves no components, whatever the rank."""
+    random = np.random.default_rng(0)
+    shape = (60, 40, 12)
+    coords = np.unique(np.stack([random.integers(size, size=2500) for size in shape]), axis=1)
+    biases = [random.normal(size=size) for size in shape]
+    values = sum(bias[rows] for bias, rows in zip(biases, coords, strict=True))
+    x = FlycooTensor(coords, values + random.normal(size=values.size), shape)
+    options = {"method": "observed_parafac", "biases": True, "n_iter_max": 20}
+    selection = select_rank(x, [1, 2, 3], 6, random_state=0, **options)
+    assert selection.rank == 1
+    assert begun == [(1, 5, 10), (2, 5, 10), (3, 5, 10), (1, 6, 20)]
 
 
 def test_a_stopped_search_keeps_ranks_with_few_runs(x, monkeypatch):
@@ -681,6 +701,21 @@ def test_entries_that_a_mask_marks_are_unknown(method):
     assert found.rank == expected.rank
     for score, other in zip(found.scores, expected.scores, strict=True):
         assert score.heldout_loss == other.heldout_loss
+
+
+def test_cells_that_a_mask_marks_are_not_held_out():
+    x, _ = planted_tensor((20, 20, 20), 2, 400, random_state=0)
+    mask = np.ones((20, 1, 20))
+    mask[:10, 0, ::2] = 0
+    unknown = find_missing(x, mask, lists=True)
+    known = unknown.observed
+    cells = draw_cells(known, 0.2, np.random.RandomState(0))
+    is_unknown = np.broadcast_to(mask, x.shape)[tuple(cells)] == 0
+    assert is_unknown.any()  # among those that are drawn
+    options = {"mask": unknown.of(known)}
+    random = np.random.RandomState(0)
+    heldout = HeldOutLoss.draw(known, 0.2, METHODS["parafac"], options, random)
+    np.testing.assert_array_equal(heldout.entries.coords, cells[:, ~is_unknown])
 
 
 # Other models

@@ -12,6 +12,7 @@ from strategies import quick, seeds
 
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines import tall
+from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.spread import row_shards
 from tensorly_flycoo.spread.row_shards import RowShards, Sharding, cut_evenly
 
@@ -192,6 +193,17 @@ def test_an_inner_product_is_found_with_the_gram_matrices():
     known = [factor.memo.gram for factor in (a, b)]
     for factor, gram in zip(scatter((x, y), cut_evenly(NUM_ROWS, 8), 2), known, strict=True):
         np.testing.assert_array_equal(np.dot(factor.T, factor), gram)
+
+
+@NUMS_DEVICES
+@EDGES
+@DTYPES
+def test_a_column_is_rounded_by_its_largest_number_in_any_block(dtype, edges, num_devices):
+    x, _ = draw(dtype)
+    x[-1] *= 2**100  # beyond the scale of the other rows, float64 too
+    (sharded,) = scatter([x], edges, num_devices)
+    CPU.round_rows(x, CPU.find_scales(x))
+    np.testing.assert_array_equal(row_shards.round_rows(sharded).to_numpy(), x)
 
 
 def test_nothing_changes_a_matrix():

@@ -7,6 +7,7 @@ from numpy_devices import NumpyDevices
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.io.checkpoint import find_digest
+from tensorly_flycoo.ops.sampling import split_entries
 from tensorly_flycoo.spread.slab_layout import SlabLayout
 from tensorly_flycoo.tensor.pieces import sum_values
 
@@ -76,3 +77,15 @@ def test_elements(pair):
     for place in coords.T[::50]:
         assert x[tuple(place)] == whole[tuple(place)]
     assert mttkrp(x, [np.ones((size, 2)) for size in SHAPE], 0).shape == (12, 2)
+
+
+def test_entries_are_found_in_the_first_row_of_each_slab(pair):
+    """Few of them, which are looked up among the nonzeros of the slab."""
+    whole, x = pair
+    coords, values = whole.nonzeros()
+    first_rows = [slab.rows.start for slab in x._layout.slabs]
+    places = np.flatnonzero(np.isin(coords[1], first_rows))[::5]
+    assert {*coords[1, places]} == {*first_rows}
+    found, rest = split_entries(x, coords[:, places])
+    np.testing.assert_array_equal(found, values[places])
+    assert rest.nnz == x.nnz - places.size

@@ -129,8 +129,10 @@ def test_inputs_may_come_in_any_order(small_tiles):
     check(columns, x, problem, factors, 1)
 
 
-def test_slots_keep_only_nonempty_rows(small_tiles):
-    problem = make_problem((4000, 8, 7), 300)
+@pytest.mark.parametrize("skew", [1, 9], ids=["few nonzeros a row", "rows over several tiles"])
+def test_slots_keep_only_nonempty_rows(small_tiles, skew):
+    problem = make_problem((4000, 8, 7), 300, skew=skew)
+    problem.coords[0] = 3999 - problem.coords[0]  # crowded rows last: their slots are others
     factors = make_factors(problem.shape, (2, 3, 4))
     x, used = problem.tensor(), np.unique(problem.coords[0])
     slots = np.full(4000, 2**32 - 1, np.uint32)  # slots of empty rows are out of range

@@ -1,17 +1,17 @@
-"""Products of Gram matrices on a GPU, emulated: those that are formed, and ADMM's inverses."""
+"""Products of Gram matrices on a GPU, emulated: sums of blocks, what is formed, ADMM's inverses."""
 
 import numpy as np
 import pytest
 from emulated_gpu import HAS_COMPILER, EmulatedKernel
 
-from tensorly_flycoo.engines.cuda import structs
+from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.macros import products_macros
 
 pytestmark = HAS_COMPILER
 
 #: As `tall._FORMATS` has them.
 PRODUCT = f"{2 * structs.MAX_GRAMS}Q{3 * structs.MAX_MATRICES}Q2i"
-FORMATS = {"multiply": f"{PRODUCT}iQ", "invert": f"{PRODUCT}i3Q"}
+FORMATS = {"add_grams": "qi2Q", "multiply": f"{PRODUCT}iQ", "invert": f"{PRODUCT}i3Q"}
 EPS = np.finfo(np.float64).eps
 
 
@@ -34,6 +34,20 @@ def run(folder, name, grams, scales, rank, dtype, *results):
 def draw_grams(rank, num_blocks, seed=0):
     blocks = np.random.default_rng(seed).random((num_blocks, 5, rank))
     return np.einsum("bir,bis->brs", blocks, blocks)
+
+
+@pytest.mark.parametrize("num_more", [-1, 0, 9])
+def test_segments_of_blocks_are_added(tmp_path, num_more):
+    rank = 5
+    segment = tuning.GRAM_SEGMENT
+    num_blocks = 2 * segment + num_more
+    blocks = draw_grams(rank, num_blocks)
+    sums = np.full((-(-num_blocks // segment), rank, rank), np.nan)
+    macros = products_macros(rank, np.dtype(np.float64))
+    kernel = EmulatedKernel(tmp_path, "products.cu", "add_grams", FORMATS["add_grams"], macros)
+    kernel((len(sums), 1), 256, num_blocks, rank, blocks.ctypes.data, sums.ctypes.data)
+    expected = np.add.reduceat(blocks, range(0, num_blocks, segment))
+    np.testing.assert_allclose(sums, expected, rtol=2 * segment * EPS)  # sums of positive numbers
 
 
 @pytest.mark.parametrize(("rank", "dtype"), [(5, np.float32), (33, np.float64)])
