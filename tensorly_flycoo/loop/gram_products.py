@@ -45,7 +45,7 @@ from ..base.array_modules import Array, array_module, is_cupy
 from ..base.devices import Devices, bring_each
 from ..engines.tall import gpu_kernels, solve
 from ..spread import row_shards
-from ..spread.row_shards import RowShards
+from ..spread.row_shards import RowShards, find_owner
 from .host_grams import HostGrams
 
 if TYPE_CHECKING:
@@ -447,13 +447,6 @@ def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> _CachedGram:
     if memory is not None:
         memory.keep(factor, cached)
     return cached
-
-
-def find_owner(array: Any) -> Any:
-    """Return the array that owns the memory of a view; of row-sharded ones what all views share."""
-    if isinstance(array, RowShards):
-        return array.memo
-    return array if array.base is None else array.base
 
 
 _address = operator.attrgetter("data.ptr")

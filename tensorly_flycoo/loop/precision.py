@@ -17,9 +17,8 @@ from ..base.array_modules import Array
 from ..base.checks import check_choice
 from ..engines.narrow_rows import NARROW_FORMATS, NarrowRows
 from ..spread import row_shards
-from ..spread.row_shards import RowShards
+from ..spread.row_shards import RowShards, find_owner
 from ..tensor.tensor import FlycooTensor
-from .gram_products import find_owner
 from .stopping import Stop
 
 PRECISIONS = ("own", "mixed")

@@ -368,6 +368,13 @@ def gather(array: Any) -> Any:
     return whole
 
 
+def find_owner(array: Any) -> Any:
+    """Return the array that owns the memory of a view; of row-sharded ones what all views share."""
+    if isinstance(array, RowShards):
+        return array.memo
+    return array if array.base is None else array.base
+
+
 def refuse(name: str, error: type[Exception] = TypeError) -> NoReturn:
     """Refuse an operation that row-sharded factors lack."""
     raise error(f"{name} is not supported for row-sharded factors: gather them with tl.to_numpy")

@@ -232,10 +232,15 @@ def cut_rank(
     )
 
 
-#: By the inputs and the loads of a lane: the threads of MTTKRP. Measured on an H200 with two
-#: inputs: nell-2 and 700K x 1M x 1.3M, ranks 33, 48, 65, 100 and 200, batches of 1 to 4. With
-#: three inputs there are no spills on 8.0, 9.0 and 10.0.
-_THREADS_OF_LOADS = {(2, 2): 1024, (2, 3): 768, (3, 2): 640, (3, 3): 640}
+#: By the inputs and the loads of a lane: the threads of MTTKRP with whole rows, and with narrow
+#: ones. Measured on an H200 with two inputs: nell-2 and 700K x 1M x 1.3M, ranks 33, 48, 65, 96, 100
+#: and 200. With three inputs there are no spills on 8.0, 9.0 and 10.0.
+_THREADS_OF_LOADS = {
+    (2, 2): (1024, 1024),
+    (2, 3): (640, 768),
+    (3, 2): (640, 640),
+    (3, 3): (640, 640),
+}
 
 #: The batch of lanes with several loads; and their threads on GPUs that were not measured.
 _BATCH_OF_LOADS = 2
@@ -285,8 +290,10 @@ def choose_work(
     """
     is_measured = occupancy.capability == _MEASURED
     if cut.num_loads > 1:
-        num_threads = _THREADS_OF_LOADS[num_inputs, cut.num_loads]
-        return _BATCH_OF_LOADS, num_threads if is_measured else _UNMEASURED_THREADS_OF_LOADS
+        num_threads = _UNMEASURED_THREADS_OF_LOADS
+        if is_measured:
+            num_threads = _THREADS_OF_LOADS[num_inputs, cut.num_loads][is_narrow]
+        return _BATCH_OF_LOADS, num_threads
     batch = limit_batch(occupancy, itemsize, cut)
     num_threads = limit_threads(occupancy, itemsize)
     if not is_narrow:
