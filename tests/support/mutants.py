@@ -97,7 +97,8 @@ MUTANTS = [
         name="the last row of a block has no part in a narrow column's scale",
         file="engines/cpu/narrow_rows.py",
         old="        for i in range(first, end):\n            largest = larger_magnitude",
-        new="        for i in range(first, end - np.uint64(1)):\n            largest = larger_magnitude",
+        new="        for i in range(first, end - np.uint64(1)):\n"
+        "            largest = larger_magnitude",
         tests="tests/unit/engines/cpu/test_cpu_narrow_rows.py",
     ),
     # Engines: what runs without a GPU of its kernels and exchanges.
