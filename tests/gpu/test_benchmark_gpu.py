@@ -194,7 +194,7 @@ def test_whole_calls(tmp_path):
 @pytest.mark.parametrize(
     ("options", "last"),
     [
-        ([], "mode 2: 1000 rows, largest relative error"),
+        ([], "mode 2: all "),
         (["--iterations", "3", "--gpus", "1", "2"], "digests: "),
     ],
 )
