@@ -20,8 +20,7 @@ _MAX_GRID_Y = 2**16 - 1
 def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None:
     """Copy arrays to addresses on the current GPU, which can read them, on its current stream.
 
-    They are contiguous, or matrices whose rows are; rows, and their distances, are whole words of 4
-    bytes.
+    They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
     kernel = get_direct_kernel(
         "copy_blocks.cu",

@@ -217,21 +217,13 @@ class _Copies:
 def _suits_kernel(array: Array) -> bool:
     """Return whether kernels of all GPUs, and `copy_blocks`, can read an array.
 
-    It has rows of whole words of 4 bytes, fewer than 2**31 in all, without gaps inside of rows, and
-    memory that no asynchronous allocator gave.
+    It has words of 4 bytes, fewer than 2**31, rows without gaps, and memory that no asynchronous
+    allocator gave.
     """
-    is_contiguous = array.flags.c_contiguous
-    row_nbytes = array.nbytes
-    distance = 0
-    if array.ndim == 2:
-        row_nbytes = array.shape[1] * array.itemsize
-        distance = array.strides[0]
-    has_rows = array.ndim == 2 and array.strides[1] == array.itemsize and distance > 0
-    is_aligned = array.itemsize % 4 == 0 or array.data.ptr % 4 == 0
-    has_words = is_aligned and row_nbytes % 4 == 0 and distance % 4 == 0
+    has_rows = array.ndim == 2 and array.strides[1] == array.itemsize and array.strides[0] > 0
+    has_words = array.itemsize % 4 == 0 and array.nbytes < 2**33
     is_readable = isinstance(array.data.mem, _READABLE)
-    fits = array.nbytes < 2**33
-    return is_readable and fits and has_words and (has_rows or is_contiguous)
+    return is_readable and has_words and (has_rows or array.flags.c_contiguous)
 
 
 def _let_read(reader: int, owner: int) -> bool:
