@@ -64,22 +64,25 @@ class CpuEngine(CpuPrimitives, Engine):
         """Implement `Engine.mttkrp`: a pass over the tiles, then their carries are added."""
         arrays, partial_rows = self.allocate_workspace(layout, factors, mode, out)
         carry_rows = layout.tilings[mode].carry_rows
-        num_lanes = mttkrp.count_lanes(out)
+        lanes, tail_lanes = mttkrp.choose_lanes(out)
+        reads_ahead = _find_reads_ahead(arrays, out)
         with layout.step(mode, self, stays) as step:
             nnz = step.records.shape[0]
             if nnz == 0:
                 out[...] = 0
                 return
-            arguments = _gather_arguments(layout, step, mode, arrays, out, partial_rows, num_lanes)
+            arguments = _gather_arguments(
+                layout, step, mode, arrays, out, partial_rows, lanes, tail_lanes, reads_ahead
+            )
             work_ns = _estimate_ns(layout, step, out)
             # Segments serve a factor that does not fit the cache; the bits are the same. Where rows
             # are read ahead, tiles are faster.
             segments = None
-            if nnz >= LEAST_NNZ and not _read_ahead(arrays, out, num_lanes):
+            if nnz >= LEAST_NNZ and not reads_ahead:
                 segments = find_segments(layout, step, mode, arrays)
             if self.is_logging():
                 kernel = "mttkrp_segments" if segments else "mttkrp_tiles"
-                self.log("mttkrp", layout.name, mode=mode, kernel=kernel, num_lanes=num_lanes)
+                self.log("mttkrp", layout.name, mode=mode, kernel=kernel, num_lanes=len(lanes))
             if segments:
                 num_windows = segments.starts.size - 1
                 threads.launch(mttkrp_segments, num_windows, segments, *arguments, work_ns=work_ns)
@@ -111,7 +114,7 @@ class CpuEngine(CpuPrimitives, Engine):
                 out[...] = 0
                 return np.zeros(()) if wants_sum else None
             tiles, storage, operands = _gather_arguments(
-                layout, step, mode, tuple(arrays), out, partial_rows, num_lanes
+                layout, step, mode, tuple(arrays), out, partial_rows, (0,) * num_lanes
             )
             log_sums = np.empty(num_tiles) if wants_sum else None
             typed_smallest = None if smallest is None else out.dtype.type(smallest)
@@ -238,10 +241,19 @@ class CpuEngine(CpuPrimitives, Engine):
     find_peaks = staticmethod(row_updates.find_peaks)
 
 
-def _read_ahead(factors: Sequence[Array], out: Array, num_lanes: int) -> bool:
-    """Return whether MTTKRP prefetches rows of the factors."""
-    itemsize = min([factor.itemsize for factor in factors], default=out.itemsize)
-    return mttkrp.reads_ahead(itemsize, out.itemsize, num_lanes)
+def _find_reads_ahead(factors: Sequence[Array], out: Array) -> bool | None:
+    """Return True if MTTKRP should prefetch rows of the factors, else None.
+
+    While rows are on their way from memory, a processor begins with later nonzeros. Widening narrow
+    rows fills up its queues, so that it begins with fewer. Rows of less than a cache line do not
+    need it.
+    """
+    if not factors:
+        return None
+    itemsize = factors[0].itemsize
+    is_narrow = itemsize < out.itemsize
+    fills_line = mttkrp.count_lanes(out) * itemsize >= CACHE_LINE_NBYTES
+    return (is_narrow and fills_line) or None
 
 
 def _align(factor: Array, most_rows: int) -> Array:
@@ -286,14 +298,24 @@ def _gather_arguments(
     factors: tuple[Array, ...],
     out: Array,
     partial_rows: Array,
-    num_lanes: int,
+    lanes: tuple[int, ...],
+    tail_lanes: tuple[int, ...] | None = None,
+    reads_ahead: bool | None = None,
 ) -> tuple[Tiles, Storage, mttkrp.Operands]:
     """Return the arguments of the loops that compute MTTKRP."""
     if mode not in layout.prepared:
         layout.prepared[mode] = _prepare_mode(layout, step, mode)
     tiles, out_field, factor_fields = layout.prepared[mode]
-    lanes = (0,) * num_lanes
-    operands = mttkrp.Operands(factor_fields, factors, out_field, out, partial_rows, lanes)
+    operands = mttkrp.Operands(
+        fields=factor_fields,
+        factors=factors,
+        out_field=out_field,
+        out=out,
+        partial_rows=partial_rows,
+        lanes=lanes,
+        tail_lanes=tail_lanes,
+        reads_ahead=reads_ahead,
+    )
     return tiles, Storage.of(step, layout.record_format), operands
 
 

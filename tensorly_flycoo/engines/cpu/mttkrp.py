@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numpy import ndarray as Array
 
-from .compiling import allocating_kernel, kernel, subroutine
+from .compiling import allocating_kernel, inlined, kernel, subroutine
 from .records import (
     CACHE_LINE_NBYTES,
     PREFETCH_DISTANCE,
@@ -40,7 +40,12 @@ _BITS_OF_256 = 0x43800000
 
 
 class Operands(NamedTuple):
-    """The arrays that MTTKRP reads and writes; a vector register holds ``len(lanes)`` columns."""
+    """The arrays that MTTKRP reads and writes, and the columns that it computes together.
+
+    A step computes ``len(lanes)`` columns, whose sums are in registers. The last step also computes
+    the last ``len(tail_lanes)`` columns of a row, if columns are left over. Some of these may be
+    columns of the step, which get the same bits twice.
+    """
 
     fields: Fields  # of the other modes
     factors: tuple[Array, ...]  # of the other modes, C-contiguous
@@ -48,6 +53,8 @@ class Operands(NamedTuple):
     out: Array
     partial_rows: Array
     lanes: tuple[int, ...]
+    tail_lanes: tuple[int, ...] | None  # None if steps compute all columns
+    reads_ahead: bool | None  # True or, lest kernels have code for it, None
 
 
 # LLVM's loop vectoriser gives up on the short, fixed loops over the columns of a factor (it unrolls
@@ -110,12 +117,32 @@ def count_lanes(rows: Array, nbytes: int = ROW_NBYTES) -> int:
     return min(nbytes // rows.dtype.itemsize, 1 << (rank.bit_length() - 1))
 
 
+def choose_lanes(rows: Array) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the lanes of a step and of the columns that are left over, as `Operands` has them.
+
+    >>> [len(lanes) for lanes in choose_lanes(np.empty((1000, 35)))]
+    [32, 4]
+    >>> choose_lanes(np.empty((1000, 2)))
+    ((0, 0), None)
+    """
+    num_lanes = count_lanes(rows)
+    num_left = rows.shape[1] % num_lanes
+    if num_left == 0:
+        return (0,) * num_lanes, None
+    return (0,) * num_lanes, (0,) * (1 << (num_left - 1).bit_length())
+
+
 @intrinsic
 def new_row_of_zeros(typing_context: Any, zero: Any, lanes: Any) -> Any:
-    """Make a row of zeros of the type of `zero`; it lives in registers."""
+    """Make a row of zeros of the type of `zero`; it lives in registers.
+
+    Without lanes it is one that nobody uses.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector_type = make_vector_type(context, zero, lanes)
+        vector_type = ir.VectorType(context.get_data_type(zero), 1)
+        if not isinstance(lanes, types.NoneType):
+            vector_type = make_vector_type(context, zero, lanes)
         row = cgutils.alloca_once(builder, vector_type)
         builder.store(ir.Constant(vector_type, None), row)
         return builder.bitcast(row, vector_type.element.as_pointer())
@@ -186,33 +213,21 @@ def add_product(
     return types.void(row, value, factors, indices, column, lanes), generate
 
 
-def reads_ahead(narrow_nbytes: int, nbytes: int, num_lanes: int) -> bool:
-    """Return whether rows of factors are prefetched, by the sizes of their numbers and a result's.
-
-    While rows are on their way from memory, a processor begins with later nonzeros. Widening fills
-    up its queues, so that it begins with fewer. Rows of less than a cache line do not need it.
-    """
-    return narrow_nbytes < nbytes and num_lanes * narrow_nbytes >= CACHE_LINE_NBYTES
-
-
 @intrinsic
-def prefetch_rows(
-    typing_context: Any, row: Any, factors: Any, indices: Any, column: Any, lanes: Any
-) -> Any:
-    """Prefetch what `add_product` will read, if `reads_ahead`."""
+def prefetch_rows(typing_context: Any, factors: Any, indices: Any, column: Any, lanes: Any) -> Any:
+    """Prefetch what `add_product` will read."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, factors_, indices_, column_, _ = args
+        factors_, indices_, column_, _ = args
         for w in range(factors.count):
-            narrow_nbytes = factors.dtype.dtype.bitwidth // 8
-            if reads_ahead(narrow_nbytes, row.dtype.bitwidth // 8, lanes.count):
-                factor = builder.extract_value(factors_, w)
-                index = builder.extract_value(indices_, w)
-                pointer = point_at(context, builder, factors.dtype, factor, index, column_)
-                prefetch(builder, pointer, lanes.count * narrow_nbytes // CACHE_LINE_NBYTES)
+            row_nbytes = lanes.count * factors.dtype.dtype.bitwidth // 8
+            factor = builder.extract_value(factors_, w)
+            index = builder.extract_value(indices_, w)
+            pointer = point_at(context, builder, factors.dtype, factor, index, column_)
+            prefetch(builder, pointer, -(-row_nbytes // CACHE_LINE_NBYTES))
         return context.get_dummy_value()
 
-    return types.void(row, factors, indices, column, lanes), generate
+    return types.void(factors, indices, column, lanes), generate
 
 
 @intrinsic
@@ -261,6 +276,75 @@ def move_record(
         copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
 
 
+@inlined
+def begin_sums(
+    sums: Any, goes_on: bool, one: Any, target: Array, row: Any, column: Any, lanes: Any
+) -> None:
+    """Begin the sums of a row anew, or go on with those that `target` holds."""
+    fill_row(sums, 0.0, lanes)
+    if goes_on:
+        fill_row(sums, -0.0, lanes)  # unlike 0.0, -0.0 + x is x for all x
+        add_multiple(sums, one, advance(point_at_row(target, row), column), lanes)
+
+
+# The columns that are left over; nothing is compiled where there are none.
+
+
+@subroutine
+def begin_tail(
+    tail: Any, has_tail: bool, goes_on: bool, one: Any, target: Array, row: Any, lanes: Any
+) -> None:
+    """Begin the sums of the columns that are left over, as `begin_sums` does."""
+    if lanes is not None and has_tail:
+        column = np.uint64(target.shape[1] - len(lanes))
+        begin_sums(tail, goes_on, one, target, row, column, lanes)
+
+
+@subroutine
+def add_to_tail(
+    tail: Any, has_tail: bool, value: Any, factors: Any, indices: Any, rank: int, lanes: Any
+) -> None:
+    """Add the product of a nonzero to the sums of the columns that are left over."""
+    if lanes is not None and has_tail:
+        column = np.uint64(rank - len(lanes))
+        add_product(tail, value, factors, indices, column, lanes)
+
+
+@subroutine
+def store_tail(tail: Any, has_tail: bool, target: Array, row: Any, lanes: Any) -> None:
+    """Write the sums of the columns that are left over to a row of `target`."""
+    if lanes is not None and has_tail:
+        store_row(tail, target, row, np.uint64(target.shape[1] - len(lanes)), lanes)
+
+
+@subroutine
+def _prefetch_tail(has_tail: bool, factors: Any, indices: Any, rank: int, lanes: Any) -> None:
+    """Prefetch what `add_to_tail` will read."""
+    if lanes is not None and has_tail:
+        prefetch_rows(factors, indices, np.uint64(rank - len(lanes)), lanes)
+
+
+@subroutine
+def _read_ahead(
+    place: Any,
+    last: Any,
+    bucket_start: Any,
+    column: Any,
+    has_tail: bool,
+    storage: Storage,
+    operands: Operands,
+    reads_ahead: Any,
+) -> None:
+    """Prefetch what a step will read of the factors for a later place, if `reads_ahead`."""
+    if reads_ahead is not None:
+        later = min(place + np.uint64(_ROWS_AHEAD), last - np.uint64(1))
+        position = position_of(storage.pull_ids, bucket_start, later)
+        indices = read_rows(storage.records, position, operands.fields)
+        prefetch_rows(operands.factors, indices, column, operands.lanes)
+        rank = operands.out.shape[1]
+        _prefetch_tail(has_tail, operands.factors, indices, rank, operands.tail_lanes)
+
+
 @subroutine
 def _compute_tile(
     tile: Any,
@@ -270,19 +354,23 @@ def _compute_tile(
     inherits: Any,
     moves: Any,
     column: Any,
+    has_tail: bool,
     storage: Storage,
     operands: Operands,
 ) -> None:
     """Compute ``len(lanes)`` columns, from `column` on, of the rows of places `first` to `last`.
 
-    The records are also remapped if `moves` is true and there is a `spare`.
+    If `has_tail`, the columns that are left over are computed too. The records are also remapped if
+    `moves` is true and there is a `spare`.
     """
     # Unpacked here, since reading fields inside the loop would count references to arrays.
     records, values, value_slot, pull_ids, spare, remap_ids, record_words = storage
-    fields, factors, out_field, out, partial_rows, lanes = operands
+    fields, factors, out_field, out, partial_rows, lanes, tail_lanes, reads_ahead = operands
+    one = values.dtype.type(1)
     row = np.uint64(0)
     has_row = False
-    total = new_row_of_zeros(values.dtype.type(0), lanes)
+    total = new_row_of_zeros(one, lanes)
+    tail = new_row_of_zeros(one, tail_lanes)
     for place in range(first, last):
         position = pull(records, pull_ids, bucket_start, place, last)
         if moves:
@@ -293,21 +381,26 @@ def _compute_tile(
             if has_row:  # the row before is complete
                 if inherits:
                     store_row(total, partial_rows, tile, column, lanes)
+                    store_tail(tail, has_tail, partial_rows, tile, tail_lanes)
                 else:
                     store_row(total, out, row, column, lanes)
+                    store_tail(tail, has_tail, out, row, tail_lanes)
                 inherits = False
             row = new_row
             has_row = True
             fill_row(total, 0.0, lanes)
-        add_product(total, values[position, value_slot], factors, indices, column, lanes)
-        later = min(place + np.uint64(_ROWS_AHEAD), last - np.uint64(1))
-        later_position = position_of(pull_ids, bucket_start, later)
-        later_indices = read_rows(records, later_position, fields)
-        prefetch_rows(total, factors, later_indices, column, lanes)
+            goes_on = False
+            begin_tail(tail, has_tail, goes_on, one, out, row, tail_lanes)
+        value = values[position, value_slot]
+        add_product(total, value, factors, indices, column, lanes)
+        add_to_tail(tail, has_tail, value, factors, indices, out.shape[1], tail_lanes)
+        _read_ahead(place, last, bucket_start, column, has_tail, storage, operands, reads_ahead)
     if inherits:
         store_row(total, partial_rows, tile, column, lanes)
+        store_tail(tail, has_tail, partial_rows, tile, tail_lanes)
     else:
         store_row(total, out, row, column, lanes)
+        store_tail(tail, has_tail, out, row, tail_lanes)
 
 
 @kernel
@@ -317,13 +410,11 @@ def mttkrp_tiles(
     """Compute some tiles of MTTKRP, and remap their records if there is a `spare`."""
     carry_rows = tiles.carry_rows
     out = operands.out
-    rank = out.shape[1]
     num_lanes = len(operands.lanes)
+    num_steps = out.shape[1] // num_lanes
     for tile in range(first_tile, last_tile):
         first, last, bucket_start = find_places(tiles, tile, storage.records.shape[0])
-        for step in range(0, rank, num_lanes):
-            # If the rank is not a multiple of the lanes, the last step overlaps the one before:
-            # some columns are computed twice, to the same bits.
+        for step in range(num_steps):
             _compute_tile(
                 np.uint64(tile),
                 first,
@@ -331,7 +422,8 @@ def mttkrp_tiles(
                 bucket_start,
                 carry_rows[tile] >= 0,
                 step == 0,
-                np.uint64(min(step, rank - num_lanes)),
+                np.uint64(step * num_lanes),
+                step == num_steps - 1,
                 storage,
                 operands,
             )

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from ..narrow_rows import FIXED_POINT_ONE, NARROW_FORMATS, NarrowRows
 from . import threads
 from .compiling import inlined, kernel
-from .mttkrp import count_lanes, widen
+from .mttkrp import choose_lanes, count_lanes, widen
 from .records import allocate_lines, intrinsic, make_readable
 from .vectors import VECTOR_NBYTES, Vector, call_for_vector, larger_magnitude, load, store
 
@@ -117,9 +117,9 @@ def narrow_pays(shape: Sequence[int], nnz: int, rank: int, dtype: DTypeLike) -> 
     if narrow_nbytes < _LEAST_ROW_NBYTES or not scattered:
         return False
     reads_a_row = nnz * len(scattered) / sum(shape)
-    # Columns are computed in whole vectors, so that some are widened twice.
-    num_lanes = count_lanes(np.empty((0, rank), dtype))
-    num_computed = -(-rank // num_lanes) * num_lanes
+    # Columns that are left over are computed in one more vector, so that some are widened twice.
+    lanes, tail_lanes = choose_lanes(np.empty((0, rank), dtype))
+    num_computed = rank - rank % len(lanes) + len(tail_lanes or ())
     least_nbytes = _LEAST_SCATTERED_NBYTES * (num_computed / rank) ** 2
     scattered_nbytes = sum(scattered) * row_nbytes / len(shape)
     return reads_a_row >= _LEAST_READS and scattered_nbytes >= least_nbytes

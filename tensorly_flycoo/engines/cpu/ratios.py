@@ -163,7 +163,7 @@ def _store_total(
     total: Any, scratch: Any, tile: Any, row: Any, inherits: Any, operands: Any
 ) -> None:
     """Write the sums of a row to the output, or to the tile's partial row if it inherits it."""
-    _, _, _, out, partial_rows, lanes = operands
+    _, _, _, out, partial_rows, lanes, _, _ = operands
     for step in range(_count_steps(scratch, lanes)):
         start = step * len(lanes)
         column = np.uint64(_find_column(scratch, start, out.shape[1] - len(lanes)))
@@ -201,7 +201,7 @@ def _compute_tile(
     model's value; then the ratio, which multiplies the products and is added to the row's sums.
     """
     records, values, value_slot, pull_ids, spare, remap_ids, record_words = storage
-    fields, factors, out_field, out, _, lanes = operands
+    fields, factors, out_field, out, _, lanes, _, _ = operands
     factor, smallest, log_sums = model
     zero = values.dtype.type(0)
     row = np.uint64(0)

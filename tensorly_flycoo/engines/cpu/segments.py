@@ -18,7 +18,7 @@ from ...format.layout import Layout
 from ...format.primitives import Step, index_dtype
 from . import mttkrp
 from .compiling import kernel
-from .mttkrp import add_multiple, add_product, advance, fill_row, point_at_row, store_row
+from .mttkrp import add_product, add_to_tail, begin_sums, begin_tail, store_row, store_tail
 from .records import Storage, Tiles, clear_empty_rows, prefetch_record, read_row, read_rows
 
 #: The smallest L2 cache for which blocks, which fill half of it, are worth it. Measured on factors
@@ -109,14 +109,16 @@ def mttkrp_segments(
     """Compute the MTTKRP of windows `first_window` to `last_window` - 1."""
     places, starts, window_tiles = segments
     records, values, value_slot, _, _, _, _ = storage
-    fields, factors, out_field, out, partial_rows, lanes = operands
+    fields, factors, out_field, out, partial_rows, lanes, tail_lanes, _ = operands
     tile_size = np.uint64(tiles.size)
     one = values.dtype.type(1)
     total = mttkrp.new_row_of_zeros(one, lanes)
+    tail = mttkrp.new_row_of_zeros(one, tail_lanes)
+    num_steps = out.shape[1] // len(lanes)
     for window in range(first_window, last_window):
-        for r in range(0, out.shape[1], len(lanes)):
-            # The last columns may overlap those before; both begin their sums anew.
-            column = np.uint64(min(r, out.shape[1] - len(lanes)))
+        for step in range(num_steps):
+            column = np.uint64(step * len(lanes))
+            has_tail = step == num_steps - 1
             for s in range(np.uint64(starts[window]), np.uint64(starts[window + 1])):
                 first = np.uint64(places[s, 0])
                 last = np.uint64(places[s, 1])
@@ -131,18 +133,19 @@ def mttkrp_segments(
                 if np.int64(row) == tiles.carry_rows[tile]:  # inherited from the tile before
                     target = partial_rows
                     target_row = tile
-                fill_row(total, 0.0, lanes)
+                # Go on with the sums if an earlier segment of this tile began the row.
                 before = first - np.uint64(1)
-                # Go on with the sum if an earlier segment of this tile began the row.
-                if first % tile_size > 0 and read_row(records, before, out_field) == row:
-                    fill_row(total, -0.0, lanes)  # unlike 0.0, -0.0 + x is x for all x
-                    sums = advance(point_at_row(target, target_row), column)
-                    add_multiple(total, one, sums, lanes)
+                goes_on = first % tile_size > 0 and read_row(records, before, out_field) == row
+                begin_sums(total, goes_on, one, target, target_row, column, lanes)
+                begin_tail(tail, has_tail, goes_on, one, target, target_row, tail_lanes)
                 for place in range(first, last):
                     prefetch_record(records, place + ahead)
                     indices = read_rows(records, place, fields)
-                    add_product(total, values[place, value_slot], factors, indices, column, lanes)
+                    value = values[place, value_slot]
+                    add_product(total, value, factors, indices, column, lanes)
+                    add_to_tail(tail, has_tail, value, factors, indices, out.shape[1], tail_lanes)
                 store_row(total, target, target_row, column, lanes)
+                store_tail(tail, has_tail, target, target_row, tail_lanes)
         first_tile = window * window_tiles
         for t in range(first_tile, min(first_tile + window_tiles, tiles.carry_rows.shape[0])):
             clear_empty_rows(tiles, t, out)

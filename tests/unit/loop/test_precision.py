@@ -121,13 +121,13 @@ def test_reported_errors_are_those_of_the_model(dtype, linesearch):
 class _ReadOnly:
     """A callback that is known to leave factors as they are."""
 
-    only_reads = True
-
     def __init__(self, function):
         self._function = function
 
     def __call__(self, model, error):
         self._function(model, error)
+
+    __call__.only_reads = True
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

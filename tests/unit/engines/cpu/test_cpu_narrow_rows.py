@@ -9,7 +9,7 @@ from narrow_row_statements import bound_rounding, draw_factor, find_scales, roun
 from problems import make_problem, poison_spare
 
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.engines.cpu import mttkrp, segments
+from tensorly_flycoo.engines.cpu import segments
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.engines.narrow_rows import NARROW_FORMATS
 from tensorly_flycoo.format.primitives import MTTKRP
@@ -178,7 +178,7 @@ EVERY_NDIM = [
     ],
 ]
 
-#: The rank 70 is computed in steps, of which two overlap.
+#: The ranks 33 and 70 are computed in steps that leave columns over.
 FAST_RANKS = [
     ("float64", "remap", 3),
     ("float64", "remap", 16),
@@ -275,9 +275,7 @@ def test_rows_that_are_read_ahead_need_no_blocks(small_cache, dtype, rank, reads
     problem = make_problem((90, 100, 110), 6000, rank, dtype, skew=2)
     x = problem.tensor(layout="replicated", groups=None)
     rows = [factor.rows for factor in narrow(problem)]
-    num_lanes = mttkrp.count_lanes(problem.factors[0])
-    itemsize = np.dtype(dtype).itemsize
-    assert mttkrp.reads_ahead(rows[0].itemsize, itemsize, num_lanes) == reads_ahead
+    assert bool(cpu._find_reads_ahead(rows, problem.factors[0])) == reads_ahead
     compute_all(x, rows)
     num_blocked = sum(isinstance(key, tuple) for key in x._layout.prepared)
     assert num_blocked == (0 if reads_ahead else 3)
@@ -293,7 +291,9 @@ def test_rows_that_are_read_ahead_need_no_blocks(small_cache, dtype, rank, reads
         pytest.param(
             (12_092, 9_184, 28_818), 7_687_942, 16, "float32", True, id="a tenth of nell-2"
         ),
-        pytest.param((12_092, 9_184, 28_818), 7_687_942, 35, "float32", False, id="widened twice"),
+        pytest.param((12_092, 9_184, 28_818), 7_687_942, 35, "float32", True, id="few left over"),
+        pytest.param((9_000, 9_000, 12_000), 4 * 10**6, 24, "float32", True, id="as small as pays"),
+        pytest.param((9_000, 9_000, 12_000), 4 * 10**6, 25, "float32", False, id="widened twice"),
         pytest.param((200_000, 100_000, 5_000), 4_000_000, 16, "float64", True, id="flat"),
         pytest.param((200_000, 100_000, 5_000), 2_000_000, 16, "float64", False, id="few reads"),
         pytest.param((60_000, 60_000, 60_000), 2 * 10**6, 16, "float64", True, id="a cube"),

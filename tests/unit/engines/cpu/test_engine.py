@@ -1,8 +1,7 @@
 """The CPU engine against the oracle.
 
-Each combination of ndim, dtype, layout, words of a record and columns in registers (the largest
-power of two in the rank, up to 256 bytes) is a kernel that takes seconds to compile, so not all
-combinations are tested.
+Each combination of ndim, dtype, layout, words of a record and columns in registers (see
+`choose_lanes`) is a kernel that takes seconds to compile, so not all combinations are tested.
 """
 
 import hashlib

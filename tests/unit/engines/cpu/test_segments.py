@@ -22,7 +22,7 @@ def count_blocked(x):
     return sum(isinstance(key, tuple) for key in x._layout.prepared)
 
 
-#: The last is computed in steps, of which two overlap.
+#: The first and the last are computed in steps that leave columns over.
 RANKS = (3, 16, 70)
 
 
