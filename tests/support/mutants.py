@@ -67,8 +67,8 @@ MUTANTS = [
     Mutant(
         name="a sum of a row begins anew in a later block",
         file="engines/cpu/segments.py",
-        old="if first % tile_size > 0 and read_row",
-        new="if first % tile_size > 1 and read_row",
+        old="goes_on = first % tile_size > 0 and read_row",
+        new="goes_on = first % tile_size > 1 and read_row",
         tests="tests/unit/engines/cpu/test_segments.py",
     ),
     Mutant(
