@@ -135,9 +135,10 @@ class Diagnosis:
     def _list_rows(self) -> list[list[str]]:
         """Return a row for each component as texts, headings first."""
         columns = self._list_columns()
+        columns["parallel to"] = list(map(_title, columns["parallel to"]))
         rows = [["component", *columns]]
         for name, *cells in zip(self.components, *columns.values(), strict=True):
-            rows.append([str(name), *map(_show, cells)])
+            rows.append([_title(name), *map(_show, cells)])
         return rows
 
     def _describe_digits(self) -> str:
@@ -201,12 +202,19 @@ def _name(names: Sequence[int | str]) -> str:
     """Name components.
 
     >>> _name([2]), _name([0, 2, 5])
-    ('component 2', 'components 0, 2 and 5')
+    ('component 3', 'components 1, 3 and 6')
     """
     if len(names) == 1:
-        return f"component {names[0]}"
+        return f"component {_title(names[0])}"
     *first_names, last_name = names
-    return f"components {', '.join(map(str, first_names))} and {last_name}"
+    return f"components {', '.join(map(_title, first_names))} and {_title(last_name)}"
+
+
+def _title(name: int | str) -> str:
+    """Return what a reader calls a component: its number from 1, or its name."""
+    if isinstance(name, str):
+        return name
+    return f"{name + 1}"
 
 
 def _count(number: int, noun: str) -> str:

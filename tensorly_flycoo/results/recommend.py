@@ -1,6 +1,7 @@
 """Recommendations by a CP model, such as films to users, and their quality."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
@@ -118,8 +119,8 @@ def recommend(
 
 def check_clip(clip: Any) -> None:
     """Refuse what are not the two ends of a scale."""
-    ends = np.asarray(clip, dtype=np.float64)
-    if ends.shape != (2,) or not ends[0] < ends[1]:
+    is_pair = isinstance(clip, Sequence) and len(clip) == 2
+    if not is_pair or not all(isinstance(end, Real) for end in clip) or not clip[0] < clip[1]:
         raise ValueError(f"clip is {clip!r}, expected two ascending numbers, such as (1, 5)")
 
 

@@ -41,7 +41,7 @@ def test_a_model_shows_bars_for_names_and_lines_for_an_order():
     names = {"<user>": list("abcdefg"), "day": np.arange("2026-01-01", "2026-01-05", dtype="M8[D]")}
     cp = LabelledCP((None, [np.eye(7, 3), np.ones((4, 3))]), names)
     heads, cells = read(cp._repr_html_())
-    assert heads == ["", "weight", "<user>", "day", "0", "1", "2"]
+    assert heads == ["", "weight", "<user>", "day", *(f"component {r}" for r in (1, 2, 3))]
     assert [text.split() for text in cells[1::3]] == [[*"abcde"], [*"bacde"], [*"cabde"]]
     assert cp._repr_html_().count("<svg") == 3
     many = LabelledCP((None, [np.eye(30), np.ones((4, 30))]), [range(30), range(4)])

@@ -193,8 +193,8 @@ def test_components_that_are_zero_or_alike(fitted):
     assert math.isnan(found.digits[4])
     assert found.sizes[4] == 0
     assert found.summary.endswith(
-        "components 0 and 3 are not determined; components 0 and 3 are nearly parallel (1.000); "
-        "component 4 is zero"
+        "components 1 and 4 are not determined; components 1 and 4 are nearly parallel (1.000); "
+        "component 5 is zero"
     )
     zero = diagnose(x, (None, [0 * factor for factor in factors]))
     assert (zero.error, zero.gradient) == (1, 0)
@@ -221,7 +221,7 @@ def test_the_table_names_labels(fitted):
     assert found.table.index.tolist() == [0, 1, 2]
     lines = repr(found).splitlines()
     assert [line.split()[0] for line in lines] == [
-        "error", "gradient", "condition", "component", "0", "1", "2", "all",
+        "error", "gradient", "condition", "component", "1", "2", "3", "all",
     ]  # fmt: skip
     assert lines[4].endswith(f"{tops[0]}  {found.labels['item'][0]}  {found.labels['day'][0]}")
     assert tops[0] in found._repr_html_()
@@ -235,8 +235,8 @@ def test_the_summary_groups_components_by_their_digits(fitted):
         changes |= {"digits": np.array(digits, float), "components": tuple(range(len(digits)))}
         return dataclasses.replace(found, **changes)._describe_digits()
 
-    assert summarise(4, 4, 1, 4, 4, 1) == "components 2 and 5: 1 digit, the others 4"
-    assert summarise(0, 4, 1, 4) == "component 0: 0 digits, component 2: 1 digit, the others 4"
+    assert summarise(4, 4, 1, 4, 4, 1) == "components 3 and 6: 1 digit, the others 4"
+    assert summarise(0, 4, 1, 4) == "component 1: 0 digits, component 3: 1 digit, the others 4"
     assert summarise(2, 2) == "all components: 2 digits"
     assert summarise(2, math.nan) == "all components: 2 digits"
 

@@ -74,6 +74,18 @@ __device__ __forceinline__ Rounding<VALUE, NARROW> find_rounding(const VALUE* sc
     return Rounding<VALUE, NARROW>(is_rounded ? scales[column] : VALUE(1));
 }
 
+// Calls `use` for each number that a thread stores, and its row: all are of one column. (A template,
+// since the oldest NVRTC compiles no generic lambda.)
+template <typename Use>
+__device__ __forceinline__ void for_own_column(VALUE (*rows)[pitch], int first_place, int first_row,
+                                               int num_rows, Use use)
+{
+    for (int number = first_place; number < num_rows * WIDTH; number += 32 * strips) {
+        const int row = number / WIDTH;
+        use(rows[row][first_place % WIDTH], static_cast<long long>(first_row + row));
+    }
+}
+
 // Rounds the two columns of a strip that a lane has; finds what their largest magnitudes were.
 struct LaneColumns {
     const Rounding<VALUE, NARROW> roundings[2];
@@ -160,24 +172,18 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
         shared.begin_rows(group, turn ^ 1, next_row, end, rank, x, row_stride);
         wait_for_copies_but_last();
         wait_for_group<32 * strips>(group);
-        // Calls `use` for each number that this thread stores, and its row: all are of one column.
         const int first_place = 32 * place + lane, own_column = first_place % WIDTH;
-        const auto for_own_column = [&](auto use) {
-            const int num_places = min(group_rows, end - first_row) * WIDTH;
-            for (int number = first_place; number < num_places; number += 32 * strips) {
-                const int row = number / WIDTH;
-                use(rows[row][own_column], static_cast<long long>(first_row + row));
-            }
-        };
+        const int num_own_rows = min(group_rows, end - first_row);
         if (rounds_later && !inverse) {
             const auto rounding = find_rounding(scales, own_column, rank);
-            for_own_column([&](VALUE& number, long long row) {
+            const auto round_number = [&](VALUE& number, long long row) {
                 if (own_column >= rank) return;
                 const NARROW narrow = rounding.narrow(number);
                 number = rounding.widen(narrow);
                 y[row * y_stride + own_column] = number;
                 narrow_rows[row * narrow_stride + own_column] = narrow;
-            });
+            };
+            for_own_column(rows, first_place, first_row, num_own_rows, round_number);
             wait_for_group<32 * strips>(group);
         }
         if (inverse) {
@@ -219,12 +225,13 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
             });
             wait_for_group<32 * strips>(group);
             const auto rounding = find_rounding(scales, own_column, rank);
-            for_own_column([&](VALUE number, long long row) {
+            const auto store_number = [&](VALUE number, long long row) {
                 if (own_column < y_columns) y[row * y_stride + own_column] = number;
                 if (rounds_at_once && own_column < rank) {
                     narrow_rows[row * narrow_stride + own_column] = rounding.narrow(number);
                 }
-            });
+            };
+            for_own_column(rows, first_place, first_row, num_own_rows, store_number);
         }
         for (int k = 0; k < group_rows && wants_grams; k += 8) {
             const VALUE* of_lane[2] = {&rows[k + lane % 4][lane / 4],
