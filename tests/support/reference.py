@@ -540,11 +540,22 @@ def mttkrp_error_bound(
     >>> (bound / np.finfo(np.float32).eps).round(4)
     array([[12.]])
     """
-    limits = np.finfo(np.dtype(dtype))
-    ndim = len(shape)
-    row_nnz = np.bincount(coords[mode], minlength=shape[mode])
-    additions = row_nnz if additions is None else additions
     magnitude = mttkrp(coords, np.abs(values), shape, [np.abs(f) for f in factors], mode)
+    row_nnz = np.bincount(coords[mode], minlength=shape[mode])
+    return _bound_rows(row_nnz, len(shape), magnitude, dtype, additions, flush_to_zero)
+
+
+def _bound_rows(
+    row_nnz: Array,
+    ndim: int,
+    magnitude: Array,
+    dtype: np.dtype | type | str,
+    additions: Array | None,
+    flush_to_zero: bool,
+) -> Array:
+    """Bound the errors of rows that are sums of products of `ndim` numbers."""
+    limits = np.finfo(np.dtype(dtype))
+    additions = row_nnz if additions is None else additions
     bound = rounding_bound((additions + ndim)[:, np.newaxis], magnitude, dtype)
     bound += oracle_bound(row_nnz[:, np.newaxis], ndim, magnitude)
     num_operations = row_nnz[:, np.newaxis] * ndim
@@ -610,17 +621,10 @@ def ttmc_error_bound(
     >>> (bound / np.finfo(np.float32).eps).round(4)
     array([[15., 30.]])
     """
-    limits = np.finfo(np.dtype(dtype))
-    ndim = len(shape)
-    row_nnz = np.bincount(coords[mode], minlength=shape[mode])
-    additions = row_nnz if additions is None else additions
     sizes = [None if n == mode else np.abs(factor) for n, factor in enumerate(factors)]
     magnitude = ttmc(coords, np.abs(values), shape, sizes, mode)
-    bound = rounding_bound((additions + ndim)[:, np.newaxis], magnitude, dtype)
-    bound += oracle_bound(row_nnz[:, np.newaxis], ndim, magnitude)
-    if flush_to_zero:
-        bound += row_nnz[:, np.newaxis] * ndim * float(limits.tiny)
-    return bound
+    row_nnz = np.bincount(coords[mode], minlength=shape[mode])
+    return _bound_rows(row_nnz, len(shape), magnitude, dtype, additions, flush_to_zero)
 
 
 def product_of_columns(a: Array, b: Array) -> Array:
