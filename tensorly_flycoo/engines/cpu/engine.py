@@ -64,8 +64,8 @@ class CpuEngine(CpuPrimitives, Engine):
         """Implement `Engine.mttkrp`: a pass over the tiles, then their carries are added."""
         arrays, partial_rows = self.allocate_workspace(layout, factors, mode, out)
         carry_rows = layout.tilings[mode].carry_rows
-        lanes, tail_lanes = mttkrp.choose_lanes(out)
-        reads_ahead = _find_reads_ahead(arrays, out)
+        lanes, tail_lanes = mttkrp.choose_lanes(out.shape[1], out.itemsize)
+        reads_ahead = _find_reads_ahead(arrays, out.itemsize, len(lanes))
         with layout.step(mode, self, stays) as step:
             nnz = step.records.shape[0]
             if nnz == 0:
@@ -241,8 +241,10 @@ class CpuEngine(CpuPrimitives, Engine):
     find_peaks = staticmethod(row_updates.find_peaks)
 
 
-def _find_reads_ahead(factors: Sequence[Array], out: Array) -> bool | None:
+def _find_reads_ahead(factors: Sequence[Array], itemsize: int, num_lanes: int) -> bool | None:
     """Return True if MTTKRP should prefetch rows of the factors, else None.
+
+    Its values have `itemsize` bytes, and a step has so many lanes.
 
     While rows are on their way from memory, a processor begins with later nonzeros. Widening narrow
     rows fills up its queues, so that it begins with fewer. Rows of less than a cache line do not
@@ -250,9 +252,8 @@ def _find_reads_ahead(factors: Sequence[Array], out: Array) -> bool | None:
     """
     if not factors:
         return None
-    itemsize = factors[0].itemsize
-    is_narrow = itemsize < out.itemsize
-    fills_line = mttkrp.count_lanes(out) * itemsize >= CACHE_LINE_NBYTES
+    is_narrow = factors[0].itemsize < itemsize
+    fills_line = num_lanes * factors[0].itemsize >= CACHE_LINE_NBYTES
     return (is_narrow and fills_line) or None
 
 

@@ -1,5 +1,6 @@
 """The loops that compute MTTKRP and remap or copy records, compiled by numba."""
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,20 +114,25 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 def count_lanes(rows: Array, nbytes: int = ROW_NBYTES) -> int:
     """Return the largest power of two of columns that rows have and that take up to `nbytes`."""
-    rank = max(rows.shape[1], 1)
-    return min(nbytes // rows.dtype.itemsize, 1 << (rank.bit_length() - 1))
+    return _count_lanes(rows.shape[1], rows.dtype.itemsize, nbytes)
 
 
-def choose_lanes(rows: Array) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def _count_lanes(rank: int, itemsize: int, nbytes: int = ROW_NBYTES) -> int:
+    """Return the lanes of `count_lanes` for so many columns."""
+    return min(nbytes // itemsize, 1 << (max(rank, 1).bit_length() - 1))
+
+
+@functools.cache
+def choose_lanes(rank: int, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Return the lanes of a step and of the columns that are left over, as `Operands` has them.
 
-    >>> [len(lanes) for lanes in choose_lanes(np.empty((1000, 35)))]
+    >>> [len(lanes) for lanes in choose_lanes(35, itemsize=8)]
     [32, 4]
-    >>> choose_lanes(np.empty((1000, 2)))
+    >>> choose_lanes(2, itemsize=8)
     ((0, 0), None)
     """
-    num_lanes = count_lanes(rows)
-    num_left = rows.shape[1] % num_lanes
+    num_lanes = _count_lanes(rank, itemsize)
+    num_left = rank % num_lanes
     if num_left == 0:
         return (0,) * num_lanes, None
     return (0,) * num_lanes, (0,) * (1 << (num_left - 1).bit_length())

@@ -118,7 +118,7 @@ def narrow_pays(shape: Sequence[int], nnz: int, rank: int, dtype: DTypeLike) -> 
         return False
     reads_a_row = nnz * len(scattered) / sum(shape)
     # Columns that are left over are computed in one more vector, so that some are widened twice.
-    lanes, tail_lanes = choose_lanes(np.empty((0, rank), dtype))
+    lanes, tail_lanes = choose_lanes(rank, np.dtype(dtype).itemsize)
     num_computed = rank - rank % len(lanes) + len(tail_lanes or ())
     least_nbytes = _LEAST_SCATTERED_NBYTES * (num_computed / rank) ** 2
     scattered_nbytes = sum(scattered) * row_nbytes / len(shape)

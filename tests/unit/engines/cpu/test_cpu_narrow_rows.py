@@ -275,7 +275,7 @@ def test_rows_that_are_read_ahead_need_no_blocks(small_cache, dtype, rank, reads
     problem = make_problem((90, 100, 110), 6000, rank, dtype, skew=2)
     x = problem.tensor(layout="replicated", groups=None)
     rows = [factor.rows for factor in narrow(problem)]
-    assert bool(cpu._find_reads_ahead(rows, problem.factors[0])) == reads_ahead
+    assert bool(cpu._find_reads_ahead(rows, np.dtype(dtype).itemsize, rank)) == reads_ahead
     compute_all(x, rows)
     num_blocked = sum(isinstance(key, tuple) for key in x._layout.prepared)
     assert num_blocked == (0 if reads_ahead else 3)
