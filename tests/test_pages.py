@@ -291,6 +291,9 @@ def test_python(page, tmp_path, request):
             for place, other in places.items():
                 block = block.replace(place, other)
             exec(compile(block, f"{page}, block {number}", "exec"), namespace)
+            if page == "README.md" and number == 0:  # its first screen shows what it prints
+                (printed,) = list_blocks(page, "text")
+                assert namespace["starts"].best.describe(3).strip() == printed.strip()
             if client := namespace.pop("client", None):
                 stack.callback(client.close)
                 if client.cluster:
@@ -500,12 +503,3 @@ def test_each_promise_of_accuracy_names_its_test():
         for path, function in named:
             assert not function or f"def {function}(" in (ROOT / path).read_text(), (path, function)
             assert (ROOT / path).exists(), path
-
-
-def test_readme_prints_what_its_code_prints():
-    """The patterns of the first screen."""
-    code = list_blocks("README.md", "python")[0]
-    (printed,) = list_blocks("README.md", "text")
-    namespace = {}
-    exec(code, namespace)
-    assert namespace["starts"].best.describe(3).strip() == printed.strip()
