@@ -103,10 +103,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Build the site, without running the examples of the gallery."""
-    folder = tmp_path_factory.mktemp("site")
+def build_site(folder):
+    """Build the site, without running the examples of the gallery; return its folder."""
     command = [sys.executable, "-c", BUILD, "-q", "-W", "--keep-going", "-D", "plot_gallery=False"]
     command += ["-d", str(folder / "trees"), str(DOCS), str(folder / "html")]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -114,7 +112,15 @@ def site(tmp_path_factory):
     return folder / "html"
 
 
-def test_the_bar_leads_to_what_users_look_for(site):
+def test_the_site(tmp_path):
+    """One test, so that one process builds it."""
+    site = build_site(tmp_path)
+    check_bar(site)
+    check_links(site)
+    check_names_in_docstrings(site)
+
+
+def check_bar(site):
     """These pages are in the bar, the others behind "More"."""
     text = (site / "index.html").read_text()
     bar = text.partition('<ul class="bd-navbar-elements')[2].partition(" dropdown")[0]
@@ -122,7 +128,7 @@ def test_the_bar_leads_to_what_users_look_for(site):
     assert {"start", "uses", "gallery/index", "performance", "api", "command_line"} <= pages
 
 
-def test_links_lead_somewhere(site):
+def check_links(site):
     pages = {path: _Page(path.read_text()) for path in site.rglob("*.html")}
     assert site / "index.html" in pages
     broken = []
@@ -135,7 +141,7 @@ def test_links_lead_somewhere(site):
     assert broken == []
 
 
-def test_names_in_docstrings_are_links(site):
+def check_names_in_docstrings(site):
     pages = {
         path.name: _Page(path.read_text()).links for path in (site / "generated").glob("*.html")
     }

@@ -128,7 +128,7 @@ def _measure(function, shape_name):
 CALLS = [
     *(("parafac", "2.4e19 cells", way) for way in _OPTIONS),
     *(pytest.param("parafac", "160 GB", way, marks=pytest.mark.slow) for way in _OPTIONS),
-    ("tucker", "2.4e19 cells", ""),
+    pytest.param("tucker", "2.4e19 cells", "", marks=pytest.mark.slow),
     pytest.param("partial_tucker", "communities", "", marks=pytest.mark.slow),
 ]
 

@@ -96,6 +96,7 @@ def build(tmp_path, monkeypatch):
     return build
 
 
+@pytest.mark.slow
 def test_the_program_measures_ours_and_a_library(build, tmp_path, capsys):
     path = tmp_path / "rows.json"
     rows = benchmark_admm.main([*build(is_broken=False), "--json", str(path)])

@@ -57,6 +57,7 @@ def options(tmp_path, monkeypatch):
     return [str(tmp_path / "plain-float64.so"), "--tensors", "uber, real pairs", "--rank", "4"]
 
 
+@pytest.mark.slow
 def test_the_program_measures_ours_and_a_library(options, tmp_path, capsys):
     path = tmp_path / "rows.json"
     rows = benchmark_rivals.main([*options, "--json", str(path)])

@@ -177,7 +177,12 @@ def test_incomplete_rows_are_dropped(client, table, tmp_path):
 
 @pytest.mark.parametrize(
     ("layout", "chosen"),
-    [("auto", "indexed"), (None, "indexed"), ("replicated", "replicated"), ("remap", "remap")],
+    [
+        ("auto", "indexed"),
+        pytest.param(None, "indexed", marks=pytest.mark.slow),
+        ("replicated", "replicated"),
+        pytest.param("remap", "remap", marks=pytest.mark.slow),
+    ],
 )
 def test_layouts(client, tmp_path, layout, chosen):
     x = random_tensor((30, 20, 9, 8), 2000, random_state=0, layout=layout, slabs=3)

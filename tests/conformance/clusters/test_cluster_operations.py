@@ -78,7 +78,6 @@ def run_coupled(x):
 
 
 DECOMPOSITIONS = {
-    "poisson": lambda x: generalized_parafac(x, 3, random_state=0, n_iter_max=3).factors,
     "tucker": run_tucker,
     "mask": lambda x: (
         parafac(x, 3, mask=make_mask(), init="svd", svd_mask_repeats=1, n_iter_max=2).factors
@@ -90,6 +89,7 @@ DECOMPOSITIONS = {
     "coupled": lambda x: [*run_coupled(x).factors.values()],
 }
 SLOW = {
+    "poisson": lambda x: generalized_parafac(x, 3, random_state=0, n_iter_max=3).factors,
     "replicability": lambda x: [
         factor
         for model in replicability(x, 2, 0, 2, 2, random_state=0, n_iter_max=2).models

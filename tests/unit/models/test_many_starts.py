@@ -167,7 +167,9 @@ def draw_missing(x):
     return np.unique(np.hstack([coords[:, ::5], others]), axis=1)
 
 
-@pytest.mark.parametrize("groups", [None, ((0, 1), (2, 3))], ids=str)
+@pytest.mark.parametrize(
+    "groups", [pytest.param(None, marks=pytest.mark.slow), ((0, 1), (2, 3))], ids=str
+)
 def test_missing_entries_on_a_gpu_are_those_on_a_cpu(groups, monkeypatch):
     """What is done for CuPy arrays, done with NumPy's; the batch is filled to 8 runs."""
     x, seeds = make_grouped(groups, "float64"), [*SEEDS, 9]

@@ -1,6 +1,7 @@
 """Narrow copies on a GPU, emulated: the kernels, and the arguments that Python gives them."""
 
 import importlib
+import itertools
 import sys
 import types
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from emulated_gpu import HAS_COMPILER, EmulatedKernel
 from narrow_row_statements import draw_factor
+from slow_cases import thin_out
 
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import tuning
@@ -18,6 +20,9 @@ from tensorly_flycoo.engines.narrow_rows import NARROW_FORMATS
 pytestmark = HAS_COMPILER
 
 DTYPES = (np.float32, np.float64)
+
+#: Each rank of `test_the_bits_of_the_statement`, in one of the dtypes; the others are slow.
+FAST_BITS = {(1, DTYPES[0]), (3, DTYPES[1]), (10, DTYPES[0]), (33, DTYPES[1]), (200, DTYPES[0])}
 
 
 class DeviceArray(np.ndarray):
@@ -134,8 +139,13 @@ def check(module, factor, scales=None):
     assert factor.size == 0 or found.rows.strides == (pitch, expected.itemsize)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", [1, 3, 10, 33, 200])
+@pytest.mark.parametrize(
+    ("rank", "dtype"),
+    [
+        pytest.param(rank, dtype, marks=[pytest.mark.slow] * ((rank, dtype) not in FAST_BITS))
+        for rank, dtype in itertools.product([1, 3, 10, 33, 200], DTYPES)
+    ],
+)
 def test_the_bits_of_the_statement(narrow_rows, rank, dtype):
     """Columns of zeros, of subnormal numbers, with inf and nan, ties of rounding."""
     check(narrow_rows, draw_factor(300, rank, dtype).view(DeviceArray))
@@ -178,13 +188,17 @@ def solve(tall, x, matrix):
     return factor, gram, None if inner is None else inner.to_array().sum(), narrow
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("exponents", [(-20, 20), (60, 90)], ids=str)
-@pytest.mark.parametrize(("num_rows", "rank"), [(1, 1), (300, 7), (1000, 17), (131, 64)])
-def test_rows_are_rounded_as_they_are_solved_for(
-    tall, monkeypatch, num_rows, rank, exponents, dtype
-):
+@pytest.mark.parametrize(
+    ("size", "exponents", "dtype"),
+    thin_out(
+        itertools.product([(1, 1), (300, 7), (1000, 17), (131, 64)], [(-20, 20), (60, 90)], DTYPES),
+        5,
+    ),
+    ids=str,
+)
+def test_rows_are_rounded_as_they_are_solved_for(tall, monkeypatch, size, exponents, dtype):
     """In several blocks, with usual scales and others; all but sums is exact."""
+    num_rows, rank = size
     monkeypatch.setattr(tuning, "choose_rows_per_block", lambda _: 256)
     rng = np.random.default_rng(0)
     x = rng.integers(-(2**10), 2**10, (num_rows, rank)).astype(dtype)
@@ -211,9 +225,9 @@ def test_rows_are_rounded_as_they_are_solved_for(
         assert abs(inner - products.sum()) <= eps * rank * abs(products).sum()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rounds", [False, True])
-@pytest.mark.parametrize("rank", [3, 16])
+@pytest.mark.parametrize(
+    ("rank", "rounds", "dtype"), thin_out(itertools.product([3, 16], [False, True], DTYPES), 3)
+)
 def test_models_side_by_side_are_solved_for(tall, rank, rounds, dtype):
     """Each by its own system; no number of a neighbour is written."""
     rng = np.random.default_rng(0)

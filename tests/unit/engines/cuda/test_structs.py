@@ -45,9 +45,15 @@ LAYOUTS = [
     ("wide_rows.cu", "ROW_UPDATE_LAYOUT"),
 ]
 
+#: Kernels with the layout of another one, which compile for seconds.
+SLOW_FILES = ("sweep_rows.cu", "wide_rows.cu")
+
 
 @ON_LINUX
-@pytest.mark.parametrize(("file", "layout"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("file", "layout"),
+    [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] in SLOW_FILES)) for pair in LAYOUTS],
+)
 def test_a_structure_that_differs_does_not_compile(file, layout):
     """Every number and name of the layout is compared."""
     macros = specialise(file, 3, "float32")
