@@ -1,8 +1,10 @@
 """The fleets of aircraft: PARAFAC2 of a table with a column for the slice."""
 
 import aircraft
+import pytest
 
 
+@pytest.mark.slow
 def test_fleets():
     found = aircraft.main(["--iterations", "12"])
     assert (found["x"].shape, found["x"].nnz) == ((4043, 336, 223), 314_645)

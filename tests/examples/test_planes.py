@@ -1,8 +1,10 @@
 """Unknown rows of a real side table are predicted through the coupling, with a ridge."""
 
 import planes
+import pytest
 
 
+@pytest.mark.slow
 def test_rows_that_the_table_lacks(capsys):
     errors = planes.main()
     mean, zero, unknown, ridge = errors.loc["all"]

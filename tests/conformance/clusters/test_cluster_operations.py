@@ -135,6 +135,7 @@ def test_the_steps_of_an_epoch_look_up_nonzeros_together(tensors, monkeypatch):
     assert first == second
 
 
+@pytest.mark.slow
 def test_factors_of_counts_are_sent_once(tensors, monkeypatch):
     sent, scatter = [], ClusterLayout.scatter
 

@@ -22,7 +22,9 @@ def make_tensor(layout="remap"):
 
 
 @pytest.mark.usual_limits("slabs", "tiles")
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["indexed", *(pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS[:2])]
+)
 def test_calls_are_logged_at_debug(caplog, layout):
     """One line per call names the engine, the layout and the kernel."""
     with caplog.at_level(logging.DEBUG, "tensorly_flycoo"):

@@ -156,6 +156,7 @@ def test_adam_lowers_every_loss(loss, short_epochs):
     assert all((f >= find_loss(loss).lower_bound).all() for f in cp.factors)
 
 
+@pytest.mark.slow
 def test_adam_comes_near_the_multiplicative_updates():
     x, _ = draw_data("poisson_count", shape=(12, 15, 10))
     exact, noisy = (

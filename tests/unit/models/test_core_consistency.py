@@ -26,6 +26,7 @@ def make_model(seed, shape, rank):
     rank=st.integers(1, 3),  # more columns take other kernels, which compile for seconds
     block_numbers=st.sampled_from([1, 50, 2**25]),
 )
+@pytest.mark.slow
 def test_it_equals_that_of_tlviz(seed, shape, rank, block_numbers):
     x, model = random_tensor(shape, 40, random_state=seed), make_model(seed, shape, rank)
     dense = x.to_coo().todense()

@@ -222,7 +222,7 @@ def test_a_diagonal_tensor_cannot_be_predicted(method):
 @pytest.mark.parametrize(
     ("method", "dtype"),
     [
-        ("parafac", "float32"),
+        pytest.param("parafac", "float32", marks=pytest.mark.slow),
         ("non_negative_parafac", "float64"),
         pytest.param("parafac", "float64", marks=pytest.mark.slow),
         pytest.param("non_negative_parafac", "float32", marks=pytest.mark.slow),

@@ -218,6 +218,7 @@ def test_the_same_bits_in_any_order_of_the_modes(small_tiles):
             assert mttkrp(x, problem.factors, mode).tobytes() == expected[mode]
 
 
+@pytest.mark.slow
 def test_a_column_does_not_depend_on_the_rank():
     """For any number of columns in registers, even if vectors overlap at the end."""
     problem = make_problem((30, 20, 10), 500, rank=100)
