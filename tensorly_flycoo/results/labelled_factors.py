@@ -183,11 +183,12 @@ class LabelledFactors:
         """Draw each component of a factor: a line if its labels are a scale, else bars."""
         low, high = find_limits(factor)
         largest = max(abs(low), abs(high))
+        is_line = mode in self._list_scales()
         cells = []
         for r, top in enumerate(self.top(mode, _MAX_LABELS)[:_MAX_ROWS]):
             if not self._is_shown(r, self.names[mode]):
                 cells.append("")
-            elif mode in self._list_scales():
+            elif is_line:
                 cells.append(make_line(factor[:, r], low, high))
             else:
                 cells.append(make_bars(top.values(), map(shorten, top), largest))

@@ -86,7 +86,7 @@ def recommend(
     [{'Brazil': 2.0, 'Cube': 1.0}]
     """
     if clip is not None:
-        check_clip(clip)
+        _check_clip(clip)
     check_model("recommend", cp_tensor, exclude)
     first, second = _find_modes(cp_tensor, mode, of)
     weights, factors = take_model(cp_tensor)
@@ -117,7 +117,7 @@ def recommend(
     return best
 
 
-def check_clip(clip: Any) -> None:
+def _check_clip(clip: Any) -> None:
     """Refuse what are not the two ends of a scale."""
     is_pair = isinstance(clip, Sequence) and len(clip) == 2
     if not is_pair or not all(isinstance(end, Real) for end in clip) or not clip[0] < clip[1]:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
+#: What to use for products with a matrix.
+USE_MODE_DOT = "tl.tenalg.mode_dot(x, matrix, mode) multiplies x by a matrix in a mode"
+
 #: Also for differences, which most often are residuals.
 _USE_FIT = f"{_USE_NONZEROS}, and tensorly_flycoo.cp_fit(x, cp) for the error of a CP model"
 
@@ -907,7 +910,7 @@ class FlycooTensor:
             name = f"{function.__module__}.{function.__name__}"
             instead = "x.map(function) does if it keeps zeros, and x.to_coo() gives the nonzeros"
             if function in (np.einsum, np.tensordot, np.dot, np.matmul):
-                instead = "tl.tenalg.mode_dot(x, matrix, mode) multiplies x by a matrix in a mode"
+                instead = USE_MODE_DOT
             raise densify_error(name, self.shape, instead)
         for option in kwargs:
             if option not in signature(ours).parameters:

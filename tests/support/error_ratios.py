@@ -120,12 +120,13 @@ CASES = [
 
 def measure(case, device):
     """Return the largest ratio of an error and its bound, in long rows."""
-    kernel, dtype, rank = case.split(", ")
+    kernel, dtype, rank_text = case.split(", ")
+    rank = int(rank_text.removeprefix("rank "))
     if kernel == "gram":
-        return measure_gram(device, dtype, int(rank.removeprefix("rank ")))
+        return measure_gram(device, dtype, rank)
     coords, _, _ = draw(dtype, 1)
     largest = []
-    results = KERNELS[kernel](device, dtype, int(rank.removeprefix("rank ")))
+    results = KERNELS[kernel](device, dtype, rank)
     for mode, (error, bound) in enumerate(results):
         is_long = np.bincount(coords[mode], minlength=SHAPE[mode]) >= LEAST_ROW_NNZ
         largest.append((np.abs(error[is_long]) / bound[is_long]).max(initial=0))
