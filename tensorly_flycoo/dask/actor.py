@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 from distributed import Client, Future, get_worker
 from distributed.core import Status
-from distributed.protocol import to_serialize
+from distributed.protocol.serialize import to_serialize
 from distributed.worker import Worker
 
 from ..engines import select_engine

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy as np
 from distributed import Client, Future
 from distributed.actor import ProxyRPC
-from distributed.protocol import to_serialize
+from distributed.protocol.serialize import to_serialize
 
 from ..base.devices import LinkBroken
 from ..base.reporting import report

@@ -256,7 +256,7 @@ class Machine:
         used_nbytes = sum(getattr(x, "nbytes", 0) for x in self._store.values())
         used = format_nbytes(used_nbytes)
         free = format_nbytes(self._site.count_free_nbytes())
-        task = error or "an operation"
+        task = str(error) or "an operation"
         return MemoryError(f"{task}; {used} is in use for this tensor, {free} is free")
 
     def _check(self) -> None:

@@ -14,9 +14,8 @@ from numpy.typing import DTypeLike
 
 from ..base.checks import check_choice
 from ..io.dataframe import MISSING, check_modes
-from ..io.files import FilePath
 from ..io.parts import Reading
-from ..io.places import list_files
+from ..io.places import FilePath, list_files
 from ..io.slab_folder import Index, add_labels
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor

@@ -12,6 +12,7 @@ from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_rank, warn
 from ..base.reporting import span
 from ..engines.tall import qr, solve, sum_columns
+from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed
 from ..loop.cp_model import make_cp_tensor, multiply_grams, normalize
 from ..loop.guarding import describe_as
@@ -26,7 +27,7 @@ from ..loop.stopping import Converged
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
 from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
-from ..svd.unfolding import LazyMatrix, LeadingPairs, Unfolding
+from ..svd.unfolding import LazyMatrix, Unfolding
 from .non_negative_parafac_hals import find_constrained, spread_penalties
 from .parafac import parafac
 

@@ -12,7 +12,7 @@ from ..base.checks import DEVICES, check_choice, check_count
 from ..base.devices import Devices
 
 if TYPE_CHECKING:
-    from .protocol import Engine
+    from .protocol import Engine as Engine
 else:
     Engine = Any  # the protocol is loaded with the first engine
 

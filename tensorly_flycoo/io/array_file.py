@@ -21,7 +21,8 @@ from ..base.checks import check_inside, check_shape
 from ..spread.row_shards import RowShards
 from ..tensor.labelled import Labels
 from ..tensor.unknown import Unknown, make_mask
-from .files import FilePath, replace_file
+from .files import replace_file
+from .places import FilePath
 
 if TYPE_CHECKING:
     import zipfile

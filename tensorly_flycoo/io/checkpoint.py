@@ -15,8 +15,8 @@ from ..base.fit_record import attach, find_record
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 from .array_file import CHECKPOINT, Header, number, open_arrays, save_arrays
-from .files import FilePath
 from .fit_records import describe_record, list_record_arrays, read_record
+from .places import FilePath
 
 Model: TypeAlias = CPTensor | TuckerTensor
 

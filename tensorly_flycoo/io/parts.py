@@ -23,8 +23,8 @@ from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.entrance import is_sparse
 from ..tensor.pieces import list_pieces
 from .dataframe import check_columns, read_indices, read_values
-from .files import FilePath, name_errors
-from .places import count_nbytes, list_files, open_parquet
+from .files import name_errors
+from .places import FilePath, count_nbytes, list_files, open_parquet
 
 #: Nonzeros handed on at a time.
 BLOCK_NNZ = 2**20

@@ -25,7 +25,7 @@ from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
 from . import array_file
 from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
-from .files import FilePath
+from .places import FilePath
 
 #: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**15

@@ -47,8 +47,9 @@ from .array_file import (
     open_arrays,
     refuse_damage,
 )
-from .files import FilePath, make_folder, replace_file
+from .files import make_folder, replace_file
 from .parts import BLOCK_NNZ, Parts, Reading, unite_shapes
+from .places import FilePath
 
 #: Nonzeros of a slab, by default: building one takes about 5 GB.
 _SLAB_NNZ = 2**25

@@ -9,8 +9,7 @@ import numpy as np
 from ..base.checks import warn
 from .dataframe import check_columns, list_columns
 from .entries import cast_all, interpret_text, read_times, require_pyarrow, take_wall_times
-from .files import FilePath
-from .places import open_parquet
+from .places import FilePath, open_parquet
 
 #: The units to which times can be rounded.
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")

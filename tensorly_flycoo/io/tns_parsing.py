@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..base.checks import MAX_MODE_SIZE, check_shape
-from .files import FilePath, Read, open_text
+from .files import Read, open_text
+from .places import FilePath
 
 #: Bytes read and parsed at a time.
 BLOCK_NBYTES = 2**24

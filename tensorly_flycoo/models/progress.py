@@ -25,7 +25,8 @@ from ..io.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from ..io.files import FilePath, try_writing
+from ..io.files import try_writing
+from ..io.places import FilePath
 
 _logger = logging.getLogger(__name__)
 

@@ -75,7 +75,7 @@ class RaggedTensor(LazyArray):
     _instead = "only parafac2 takes slices with different numbers of rows"
 
     @property
-    def source(self) -> Self:  # type: ignore[override]
+    def source(self) -> Self:
         """The tensor itself, which knows whether the caller has its slices on the host."""
         return self
 

@@ -12,8 +12,8 @@ from ..base.fit_record import FitRecord, attach, find_record
 from ..base.tables import make_bars, make_line, make_table
 from ..base.value_dtypes import FLOATS
 from ..io import array_file
-from ..io.files import FilePath
 from ..io.fit_records import describe_record, list_record_arrays, read_record
+from ..io.places import FilePath
 from ..tensor.labelled import Labels, number_modes, take_labels
 from .pictures import (
     DrawnMode,

@@ -448,7 +448,7 @@ def inner_product_with_grams(a: RowShards, factors: Sequence[RowShards]) -> Arra
     return sums.astype(product.dtype).sum()
 
 
-def solve(a: Array, b: RowShards) -> RowShards:
+def solve(a: Array, b: Array) -> RowShards:
     """Solve ``a @ x = b`` for b (R, I), block by block."""
     if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
         refuse("numpy.linalg.solve with such arguments")
@@ -624,7 +624,7 @@ def _find_extreme(
     return extremes
 
 
-def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:
+def clip(x: Any, a_min: Any = None, a_max: Any = None) -> RowShards:
     """Limit the elements to numbers."""
     are_numbers = not any(getattr(limit, "ndim", 0) for limit in (a_min, a_max))
     if not isinstance(x, RowShards) or not are_numbers:
@@ -632,7 +632,7 @@ def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:
     return x.map_blocks(lambda block: np.clip(block, a_min, a_max))
 
 
-def concatenate(arrays: Sequence[RowShards], axis: int = 0) -> RowShards:
+def concatenate(arrays: Sequence[Any], axis: int = 0) -> RowShards:
     """Put matrices side by side."""
     are_columns = all(isinstance(x, RowShards) and not x.is_transposed for x in arrays)
     if axis not in (1, -1) or not are_columns:

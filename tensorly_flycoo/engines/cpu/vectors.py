@@ -22,7 +22,7 @@ from .records import intrinsic
 VECTOR_NBYTES = 64
 
 
-class Vector(types.Type):  # type: ignore[misc]
+class Vector(types.Type):
     """The type of a vector, for numba."""
 
     def __init__(self, dtype: Any, num_lanes: int) -> None:
@@ -32,7 +32,7 @@ class Vector(types.Type):  # type: ignore[misc]
 
 
 @register_model(Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, models_of_types: Any, vector: Vector) -> None:
         number = models_of_types.lookup(vector.dtype).get_value_type()
         super().__init__(models_of_types, vector, ir.VectorType(number, vector.num_lanes))
