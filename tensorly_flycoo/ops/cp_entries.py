@@ -84,7 +84,11 @@ def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
     if hasattr(cp_tensor, "factor_matrices"):
         cp_tensor = cp_tensor.weights, cp_tensor.factor_matrices
     weights, factors = cp_tensor
-    return share(weights), [share(gather(factor)) for factor in factors]
+    factors = [share(gather(factor)) for factor in factors]
+    weights = share(weights)
+    if weights is not None:  # TensorLy makes them on the host if its backend is NumPy's
+        weights = move(weights, array_module(factors[0]))
+    return weights, factors
 
 
 def find_kind(model: Any) -> str:

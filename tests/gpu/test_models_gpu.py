@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorly as tl
+from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import (
@@ -114,6 +115,18 @@ def test_recommendations():
     pairs = zip((model, on_gpu), held_out, known, strict=True)
     expected, found = (evaluate(cp, other, exclude=x) for cp, other, x in pairs)
     assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_weights_that_tensorly_made_on_the_host():
+    """As its CPTensor does under the backend "numpy", whatever the factors are."""
+    rng = np.random.RandomState(0)
+    factors = [rng.rand(size, RANK) for size in SHAPE]
+    coords = np.array([[0, 3], [1, 2], [0, 4]])
+    with tl.backend_context("numpy"):
+        model = CPTensor((None, [cupy.asarray(factor) for factor in factors]))
+    expected = cp_to_entries((None, factors), coords)
+    assert_near(cp_to_entries(model, cupy.asarray(coords)), expected, "float64")
+    assert len(recommend(model, 0, [0, 1], 5)[0]) == 5
 
 
 def test_from_a_frame_to_new_rows():
