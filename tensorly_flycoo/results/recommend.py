@@ -111,9 +111,12 @@ def recommend(
     xp = array_module(columns)
     largest = _list_largest(predict, rows, check_count(n, "n"), column_labels.size, excluded, xp)
     best = []
-    for places, values in largest:
+    for places, values, counts in largest:
         shown = values if clip is None else values.clip(*clip)
-        best.append(dict(zip(take_labels(column_labels, places), shown.tolist(), strict=True)))
+        # Lists of whole blocks: a call for each row would take longer than the predictions.
+        rows_of_labels = [take_labels(column_labels, column) for column in places.T]
+        for *labels, numbers, count in zip(*rows_of_labels, shown.tolist(), counts, strict=True):
+            best.append(dict(zip(labels[:count], numbers[:count], strict=True)))
     return best
 
 
@@ -131,9 +134,10 @@ def _list_largest(
     num_columns: int,
     excluded: Array | None,
     xp: ModuleType,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the places and values of the `n` largest predictions of each row, but those excluded.
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[int]]]:
+    """Yield the places and values of the `n` largest predictions of some rows, and their counts.
 
+    Both are arrays (rows, n), descending. What is excluded comes last in a row, and does not count.
     Block by block, since the predictions of all rows may not fit in memory.
     """
     step = max(1, _BLOCK_NUMBERS // num_columns)
@@ -145,9 +149,8 @@ def _list_largest(
             predicted[block_rows, excluded[1, pairs]] = -np.inf
         places = find_largest(predicted, min(n, num_columns))
         values = move(xp.take_along_axis(predicted, places, axis=1), np)
-        for places_of_row, values_of_row in zip(move(places, np), values, strict=True):
-            is_left = values_of_row > -np.inf
-            yield places_of_row[is_left], values_of_row[is_left]
+        counts = (values > -np.inf).sum(axis=1)
+        yield move(places, np), values, counts.tolist()
 
 
 def _find_labels(
@@ -259,8 +262,9 @@ def _list_popular(known: Array, rows: list[int], n: int, size: int) -> Iterator[
     def predict(block: Array) -> Array:
         return xp.tile(counts, (len(block), 1))
 
-    for places, _ in _list_largest(predict, np.asarray(rows), n, size, known, xp):
-        yield set(places.tolist())
+    for places, _, num_left in _list_largest(predict, np.asarray(rows), n, size, known, xp):
+        for columns, count in zip(places.tolist(), num_left, strict=True):
+            yield set(columns[:count])
 
 
 def _find_modes(cp_tensor: Any, mode: int | str, of: int | str | None) -> tuple[int, int]:
