@@ -13,6 +13,7 @@ from ..base.checks import check_choice, check_count, check_real, densify_error
 from ..base.fit_record import RunState, attach, current_record
 from ..io.checkpoint import Resumed
 from ..loop.acceleration import GaussNewton, start_momentum
+from ..loop.ahead import IterationsAhead, suits
 from ..loop.alternating import normalize_cp
 from ..loop.cp_model import make_cp_tensor
 from ..loop.gauss_newton import AUTO, GAUSS_NEWTON
@@ -425,6 +426,9 @@ def _run_tensorly_loop(whole: WholeTensor, options: _Options) -> Any:
     whole.num_left = options.n_iter_max + has_callback
     memory.factors_may_change = not only_reads(callback)
     memory.has_unit_weights = not options.normalize_factors  # the loop leaves them as they are
+    is_plain = callback is None and memory.has_unit_weights and not options.linesearch
+    if is_plain and suits(whole.tensor, options.rank):
+        memory.ahead = IterationsAhead(whole.tensor, memory, options.n_iter_max)
     if callback is not None:
         options = replace(
             options,
@@ -435,6 +439,8 @@ def _run_tensorly_loop(whole: WholeTensor, options: _Options) -> Any:
         return tensorly_loop("parafac")(whole, **vars(options))
     finally:
         whole.end_products()
+        if memory.ahead is not None:
+            memory.ahead.end()
         if whole.tensor.device == "cuda" and not memory.num_solves:
             _logger.debug("parafac ran without fast Gram products (ranks up to 128)")
 

@@ -202,6 +202,20 @@ class Layout(ABC):
         """
         return contextlib.nullcontext(self.steps[mode])
 
+    #: Held while steps change the state.
+    lock: AbstractContextManager = contextlib.nullcontext()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the attributes that steps change, by name: none if nothing moves."""
+        return {}
+
+    def fork(self) -> Self:
+        """Return a layout of the same arrays in the same state, which then changes by itself.
+
+        Only one of both may launch steps: a graph is recorded with the other one.
+        """
+        return self
+
     @contextlib.contextmanager
     def hold_records(self, mode: int = 0) -> Iterator[Array]:
         """Keep the records in place; yield them in any order, or the copy of `mode`."""

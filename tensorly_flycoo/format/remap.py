@@ -160,6 +160,22 @@ class RemapLayout(Layout):
         # interrupt it.
         self.records, self.spare, self.mode = self.spare, self.records, next_mode
 
+    def get_state(self) -> dict[str, Any]:
+        return {"records": self.records, "spare": self.spare, "mode": self.mode}
+
+    def fork(self) -> Self:
+        fork = type(self)(
+            self.cut,
+            (self.records, self.spare),
+            self.tilings,
+            self.plans,
+            norm=self.norm,
+            make_lock=contextlib.nullcontext,
+            mode=self.mode,
+        )
+        fork.prepared = self.prepared
+        return self.share_prefixes(fork)
+
     @contextlib.contextmanager
     def hold_records(self, mode: int = 0) -> Iterator[Array]:
         with self.lock:

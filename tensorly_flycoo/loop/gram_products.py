@@ -50,11 +50,12 @@ from .host_grams import HostGrams
 
 if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale
+    from .ahead import IterationsAhead
     from .precision import NarrowFactors
 
 
 @dataclass(slots=True)
-class _CachedGram:
+class CachedGram:
     """A factor's Gram matrix, and blocks of an inner product with it."""
 
     product: "GramProduct"
@@ -63,6 +64,11 @@ class _CachedGram:
     strides: tuple[int, ...] = ()
     mttkrp: "weakref.ref[Any] | None" = None  # with which `inner` is; also the owner
     inner: Any = None
+
+    @property
+    def sums(self) -> Any:
+        """The Gram matrices of blocks of rows."""
+        return self.product.grams[0]
 
     def is_of(self, factor: Array) -> bool:
         """Say whether this is still the Gram matrix of a factor at its address."""
@@ -80,13 +86,14 @@ class GramMemory:
     """The memory of one call of parafac for its factors, from their updates to the error."""
 
     def __init__(self) -> None:
-        self.grams: dict[int, _CachedGram] = {}  # of CuPy factors, by their addresses
+        self.grams: dict[int, CachedGram] = {}  # of CuPy factors, by their addresses
         self.host = HostGrams()  # of NumPy factors
         self.is_on_gpu = False  # whether factors are CuPy's: `start_product` says so
         self.num_solves = 0  # systems that were solved with a `GramProduct`
         self.factors_may_change = True  # between iterations, by a callback
         self.has_unit_weights = False  # whether all weights are known to be 1
         self.narrow: NarrowFactors | None = None  # of a run in mixed precision
+        self.ahead: IterationsAhead | None = None  # what a GPU computes before it is asked for
 
     def end_iteration(self) -> None:
         """Drop Gram matrices of factors that a callback may have changed."""
@@ -99,21 +106,21 @@ class GramMemory:
         if isinstance(factor, np.ndarray):
             self.host.forget(factor)
         elif not isinstance(factor, RowShards):  # which never change
-            self.grams.pop(_address(factor), None)
+            self.grams.pop(find_address(factor), None)
 
-    def find(self, factor: Array) -> _CachedGram | None:
+    def find(self, factor: Array) -> CachedGram | None:
         """Return the Gram matrix known of a factor, maybe by another view of the same numbers."""
-        cached = self.grams.get(_address(factor))
+        cached = self.grams.get(find_address(factor))
         if cached is None or not cached.is_of(factor):
             return None
         return cached
 
-    def keep(self, factor: Array, cached: _CachedGram) -> None:
+    def keep(self, factor: Array, cached: CachedGram) -> None:
         """Keep what is known of a factor while that lives."""
         for address, old in list(self.grams.items()):
             if old.owner() is None:
                 del self.grams[address]
-        self.grams[_address(factor)] = cached
+        self.grams[find_address(factor)] = cached
 
 
 class _OfThread(threading.local):
@@ -230,6 +237,13 @@ class GramProduct:
             return row_shards.solve(self.to_array(), b)
         if kernels is None:
             return solve(self.to_array(), b)
+        memory = self._memory
+        if memory is not None and memory.ahead is not None and not self.scales:
+            solution = memory.ahead.find_solution(rows, self.grams)
+            if solution is not None:
+                factor, cached = solution
+                memory.keep(factor, cached)
+                return factor.T
         inverse = kernels.invert_product(self.grams, self.T.scales, self.rank, self.dtype)
         narrow = None if self._memory is None else self._memory.narrow
         if narrow is None or not narrow.is_rounding or isinstance(kernels, ShardedKernels):
@@ -285,7 +299,7 @@ def _find_sharded_gram(a: Any, b: RowShards, memory: GramMemory) -> Any:
 def _is_transpose(a: Any, b: Array) -> bool:
     """Say whether `a` is a view of the CuPy matrix `b`, transposed."""
     is_alike = type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
-    return is_alike and a.strides == b.strides[::-1] and _address(a) == _address(b)
+    return is_alike and a.strides == b.strides[::-1] and find_address(a) == find_address(b)
 
 
 def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> GramProduct | None:
@@ -365,6 +379,11 @@ def compute_fit(
     cached = _find_all(factors, memory)
     if cached is None:
         return None
+    if memory is not None and memory.ahead is not None:
+        pending = memory.ahead.find_error(cached)
+        if pending is not None:
+            meanwhile()
+            return pending.wait()
     last = cached[-1]
     scales = _scale_by_weights(weights, last.product)
     if scales is None:
@@ -384,7 +403,7 @@ def compute_fit(
     )
 
 
-def _find_all(factors: Sequence[Any], memory: GramMemory | None) -> list[_CachedGram] | None:
+def _find_all(factors: Sequence[Any], memory: GramMemory | None) -> list[CachedGram] | None:
     """Return the Gram matrices of all factors; None if no kernels suit one of them."""
     grams = [_find_or_compute(factor, memory) for factor in factors]
     suitable = [gram for gram in grams if gram is not None]
@@ -419,7 +438,7 @@ def _is_on_gpu(x: Any) -> bool:
     return array_module(x) is not np
 
 
-def _find_or_compute(factor: Any, memory: GramMemory | None) -> _CachedGram | None:
+def _find_or_compute(factor: Any, memory: GramMemory | None) -> CachedGram | None:
     """Return the Gram matrix of a factor; None if it is not known and no kernels suit."""
     cached = None
     if isinstance(factor, RowShards):
@@ -434,22 +453,33 @@ def _find_or_compute(factor: Any, memory: GramMemory | None) -> _CachedGram | No
     return _keep(factor, kernels.gram_blocks(factor), memory)
 
 
-def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> _CachedGram:
+def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> CachedGram:
     """Keep the Gram matrix of a factor; of a row-sharded one, which never changes, for its life."""
     kernels = gpu_kernels()
     assert kernels is not None
     product = GramProduct(kernels, factor.shape[1], factor.dtype, (grams,))
     if isinstance(factor, RowShards):
-        cached = _CachedGram(product, weakref.ref(factor.memo))
+        cached = CachedGram(product, weakref.ref(factor.memo))
         factor.memo.known = cached
         return cached
-    cached = _CachedGram(product, weakref.ref(find_owner(factor)), factor.shape, factor.strides)
+    cached = CachedGram(product, weakref.ref(find_owner(factor)), factor.shape, factor.strides)
     if memory is not None:
         memory.keep(factor, cached)
     return cached
 
 
-_address = operator.attrgetter("data.ptr")
+find_address = operator.attrgetter("data.ptr")
+
+
+def make_solved(factor: Array, grams: Any, mttkrp: Array, inner: Any) -> CachedGram:
+    """Make what is known of a factor that solves the system of an MTTKRP."""
+    kernels = gpu_kernels()
+    assert kernels is not None
+    product = GramProduct(kernels, factor.shape[1], factor.dtype, (grams,))
+    cached = CachedGram(product, weakref.ref(find_owner(factor)), factor.shape, factor.strides)
+    cached.mttkrp = weakref.ref(find_owner(mttkrp))
+    cached.inner = inner
+    return cached
 
 
 class ShardedKernels:

@@ -67,7 +67,10 @@ class WholeTensor(LazyArray):
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        x = self.tensor
+        if self.memory.ahead is not None:
+            product = self.memory.ahead.find_product(factors, mode)
+            if product is not None:
+                return product
         if self._first_mode is None:
             self._first_mode = mode
         if self._ahead is not None:
@@ -75,6 +78,11 @@ class WholeTensor(LazyArray):
             self._ahead = None
             if mode_ahead == mode and all(map(operator.is_, factors_ahead, factors)):
                 return product
+        return self._multiply(weights, factors, mode)
+
+    def _multiply(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
+        """Compute an MTTKRP now."""
+        x = self.tensor
         if not self._has_begun:
             check_devices(x, list(factors))
             self._has_begun = True
@@ -109,12 +117,15 @@ class WholeTensor(LazyArray):
         mode = self._first_mode
         self._first_mode = None
         self.num_left -= 1
-        if mode is None or mode == self.ndim - 1 or self.num_left < 1:
+        if self.num_left < 1:
+            return
+        if self.memory.ahead is not None and self.memory.ahead.launch(factors):
+            return
+        if mode is None or mode == self.ndim - 1:
             return
         are_final = self.memory.has_unit_weights and not self.memory.factors_may_change
         if are_final and self.tensor.keep == "device":
-            product = self.mttkrp(None, factors, mode)
-            self._first_mode = None
+            product = self._multiply(None, factors, mode)
             self._ahead = (mode, list(factors), product)
 
     def measure(

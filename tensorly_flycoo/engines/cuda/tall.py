@@ -337,6 +337,23 @@ def compute_fit(
         error = np.frombuffer(memory, np.float64, 1)
         _host.error = error
         _host.address = memory.ptr
+    launch_fit(grams, scales, rank, dtype, inner, norm_square, _host.address)
+    done = cupy.cuda.get_current_stream().record()
+    meanwhile()
+    done.synchronize()
+    return float(error[0])
+
+
+def launch_fit(
+    grams: Sequence[BlockSums],
+    scales: Sequence[Scale],
+    rank: int,
+    dtype: np.dtype,
+    inner: BlockSums,
+    norm_square: float,
+    address: int,
+) -> None:
+    """Launch the kernel of `compute_fit`, which writes to an address of pinned memory."""
     kernel, block_size = _get_product_kernel("fit", rank, dtype, inner.memory.device_id)
     kernel(
         (1, 1),
@@ -346,12 +363,14 @@ def compute_fit(
         inner.shape[0],
         inner.address,
         norm_square,
-        _host.address,
+        address,
     )
-    done = cupy.cuda.get_current_stream().record()
-    meanwhile()
-    done.synchronize()
-    return float(error[0])
+
+
+def copy_sums(source: BlockSums, target: BlockSums) -> BlockSums:
+    """Copy sums to others of the same shape, which are returned."""
+    target.to_array()[...] = source.to_array()
+    return target
 
 
 def _list_members(grams: Sequence[BlockSums], scales: Sequence[Scale]) -> list[int]:

@@ -62,6 +62,24 @@ def test_known_remap_layout():
     assert read_values(layout, layout.records) == [2, 3, 1, 4, 5, 6]
 
 
+def test_a_fork_has_the_arrays_but_moves_by_itself():
+    layout = build(RemapLayout)
+    remap_once(layout)
+    fork = layout.fork()
+    assert fork.get_state() == layout.get_state()
+    state = layout.get_state()
+    remap_once(fork)
+    assert layout.get_state() == state
+    assert fork.get_state() == {"records": layout.spare, "spare": layout.records, "mode": 0}
+
+
+@pytest.mark.parametrize("cls", [ReplicatedLayout, IndexedLayout])
+def test_a_layout_that_stays_as_it_is_is_its_own_fork(cls):
+    layout = build(cls)
+    assert layout.fork() is layout
+    assert layout.get_state() == {}
+
+
 def test_known_replicated_layout():
     layout = build(ReplicatedLayout)
     assert [read_values(layout, copy) for copy in layout.copies] == [

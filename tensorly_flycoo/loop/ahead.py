@@ -1,0 +1,285 @@
+"""Iterations of parafac that a GPU computes ahead of TensorLy's loop, each by one launch.
+
+TensorLy's loop asks for an iteration piece by piece, and the pieces of a small tensor cost the host
+more time than the GPU. So a whole iteration is recorded as a CUDA graph, and launched before the
+loop asks for its first piece. Whoever then asks for an MTTKRP, a solution or an error with the very
+inputs of the graph gets what the graph computes; anything else is computed as ever. So results have
+the same bits.
+
+    iteration 1, 2      as ever; `IterationsAhead` watches which modes are updated
+    iteration 3         is recorded, and launched by its first MTTKRP
+    any later one       is launched while the host waits for the error of the one before; or, if no
+                        errors are computed, by its first MTTKRP
+
+Two recordings take turns, and each starts from the factors that the other one writes: so the
+factors of an iteration stay as they are while the next one is computed.
+"""
+
+import collections
+import logging
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..base.array_modules import Array
+from ..engines.tall import gpu_kernels
+from ..format.layout import Layout
+from ..ops.mttkrp import LastPass, multiply
+from ..tensor.tensor import FlycooTensor
+from .gram_products import CachedGram, GramMemory, find_address, make_solved
+
+if TYPE_CHECKING:
+    from ..engines.cuda.graphs import Graph, HostNumber
+
+_logger = logging.getLogger("tensorly_flycoo")
+
+#: With more nonzeros, or larger factors, a GPU works longer than the host [H200].
+_MOST_NONZEROS = 2**23
+_MOST_FACTOR_NBYTES = 2**22
+
+#: Iterations that are watched, and the fewest that are left to record for.
+_NUM_WATCHED = 2
+_LEAST_LEFT = 4
+
+
+@dataclass(slots=True)
+class _Step:
+    """The update of one factor: what it reads, and what it makes."""
+
+    factor_addresses: list[int]  # of all modes, before the update
+    gram_sums: tuple[Any, ...]  # the Gram matrices of the other factors
+    product: Array  # the MTTKRP
+    factor: Array
+    gram: CachedGram
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """What one graph computes, and the event after its last launch."""
+
+    start: Mapping[str, Any]  # the state of the layout
+    end: Mapping[str, Any]
+    factor_addresses: list[int]  # at the start
+    steps: dict[int, _Step]  # by mode
+    factors: list[Array]
+    grams: list[CachedGram]
+    error: "HostNumber"
+    graph: "Graph | None" = None
+    done: Any = None
+
+
+class IterationsAhead:
+    """Whole iterations of a parafac with unit weights, which are launched ahead of its loop.
+
+    The loop passes its factors on as they are, and has no callback that may keep them.
+    """
+
+    def __init__(self, x: FlycooTensor, memory: GramMemory, num_iterations: int) -> None:
+        layout = x._layout
+        assert isinstance(layout, Layout)
+        self._layout = layout
+        self._engine = x._engine
+        self._norm_square = float(x.norm()) ** 2
+        self._memory = memory
+        self._num_left = num_iterations
+        self._num_begun = 0
+        self._modes: list[int] = []  # that an iteration updates, in its order
+        self._pair: list[_Iteration] = []  # that take turns
+        self._launched: _Iteration | None = None  # ahead of the loop
+        self._current: _Iteration | None = None  # whose results are handed out
+
+    # What the loop asks for
+
+    def find_product(self, factors: Sequence[Array], mode: int) -> Array | None:
+        """Return the MTTKRP of a mode if it is computed of these factors."""
+        is_first = not self._modes or mode == self._modes[0]
+        if is_first:
+            self._begin(factors)
+        if self._num_begun == 1:
+            self._modes.append(mode)
+        if self._current is None:
+            return None
+        step = self._current.steps.get(mode)
+        if step is None or step.factor_addresses != _locate(factors):
+            return None
+        return step.product
+
+    def find_solution(
+        self, mttkrp: Array, gram_sums: tuple[Any, ...]
+    ) -> tuple[Array, CachedGram] | None:
+        """Return the factor that solves for an MTTKRP and these Gram matrices, if it is computed.
+
+        With it comes what is known of it.
+        """
+        if self._current is None:
+            return None
+        address = find_address(mttkrp)
+        for step in self._current.steps.values():
+            if find_address(step.product) == address and _are_same(step.gram_sums, gram_sums):
+                return step.factor, step.gram
+        return None
+
+    def find_error(self, grams: Sequence[CachedGram]) -> "Pending | None":
+        """Return the error of the factors with these Gram matrices if it is computed."""
+        if self._current is None or not _are_same(self._current.grams, grams):
+            return None
+        return Pending(self._current.error, self._current.done)
+
+    def launch(self, factors: Sequence[Array]) -> bool:
+        """Launch the iteration that starts from these factors; return whether one does."""
+        for iteration in self._pair:
+            if iteration.factor_addresses == _locate(factors):
+                self._launched = self._launch(iteration)
+                return self._launched is not None
+        return False
+
+    def end(self) -> None:
+        """Wait for what is under way, and let go of all memory."""
+        for iteration in self._pair:
+            if iteration.done is not None:
+                iteration.done.synchronize()
+        self._pair = []
+        self._launched = self._current = None
+        self._memory.ahead = None
+
+    # What is launched
+
+    def _begin(self, factors: Sequence[Array]) -> None:
+        """Begin to hand out an iteration, which may have to be launched, or recorded."""
+        self._num_begun += 1
+        self._num_left -= 1
+        if self._num_begun == _NUM_WATCHED + 1 and self._can_record():
+            self._record(factors)
+        if self._launched is None:
+            self.launch(factors)
+        self._current = self._launched
+        self._launched = None
+
+    def _can_record(self) -> bool:
+        """Return whether iterations are all alike, and by the kernels, which a graph can launch."""
+        num_solves = _NUM_WATCHED * len(self._modes)
+        is_usual = len(set(self._modes)) == len(self._modes) and self._modes[-1] == max(self._modes)
+        return is_usual and self._memory.num_solves == num_solves and self._num_left >= _LEAST_LEFT
+
+    def _launch(self, iteration: _Iteration) -> _Iteration | None:
+        """Launch a recorded iteration, unless somebody else has moved the records."""
+        import cupy
+
+        layout = self._layout
+        assert iteration.graph is not None
+        with layout.lock:
+            if not _is_in_state(layout, iteration.start):
+                return None
+            move = partial(vars(layout).update, iteration.end)
+            both: list[Any] = [iteration.graph.launch, move]
+            # No bytecode of Python runs between the two, so no KeyboardInterrupt comes there.
+            collections.deque(map(operator.call, both), maxlen=0)
+            iteration.done = cupy.cuda.get_current_stream().record()
+        return iteration
+
+    def _record(self, factors: Sequence[Array]) -> None:
+        """Record two iterations, of which the second ends at these factors."""
+        from ..engines.cuda.graphs import RECORDING_ERRORS, record
+
+        known = [self._memory.find(factor) for factor in factors]
+        grams = [gram for gram in known if gram is not None]
+        if len(grams) < len(factors):
+            return
+        first_mode, _ = self._layout.record_format.places[self._modes[0]]
+        try:
+            with self._layout.step(first_mode, self._engine, stays=True):
+                fork = self._layout.fork()
+            graph, there = record(partial(self._iterate, fork, factors, grams))
+            there.graph = graph
+            targets = factors, grams
+            graph, back = record(partial(self._iterate, fork, there.factors, there.grams, targets))
+            back.graph = graph
+        except RECORDING_ERRORS as error:
+            _logger.debug("iterations cannot be recorded: %s", error)
+            return
+        self._pair = [there, back]
+        _logger.debug("iterations are recorded as a graph")
+
+    def _iterate(
+        self,
+        layout: Layout,
+        factors: Sequence[Array],
+        grams: Sequence[CachedGram],
+        targets: tuple[Sequence[Array], Sequence[CachedGram]] | None = None,
+    ) -> _Iteration:
+        """Launch what TensorLy's loop asks for in one iteration; copy its results to targets."""
+        from ..engines.cuda.graphs import HostNumber
+
+        kernels = gpu_kernels()
+        assert kernels is not None
+        start = layout.get_state()
+        start_addresses = _locate(factors)
+        factors = list(factors)
+        grams = list(grams)
+        rank = factors[0].shape[1]
+        dtype = factors[0].dtype
+        last_pass = LastPass()
+        steps = {}
+        for mode in self._modes:
+            addresses = _locate(factors)
+            sums = tuple([gram.sums for n, gram in enumerate(grams) if n != mode])
+            product = multiply(layout, self._engine, factors, mode, last_pass)
+            inverse = kernels.invert_product(sums, (), rank, dtype)
+            factor, factor_sums, inner = kernels.solve_rows(product, inverse)
+            if targets is not None:
+                target_factors, target_grams = targets
+                factor = _copy(factor, target_factors[mode])
+                factor_sums = kernels.copy_sums(factor_sums, target_grams[mode].sums)
+            factors[mode] = factor
+            grams[mode] = make_solved(factor, factor_sums, product, inner)
+            steps[mode] = _Step(addresses, sums, product, factor, grams[mode])
+        error = HostNumber()
+        all_sums = [gram.sums for gram in grams]
+        inner = grams[-1].inner
+        kernels.launch_fit(all_sums, (), rank, dtype, inner, self._norm_square, error.address)
+        first_mode, _ = layout.record_format.places[self._modes[0]]
+        with layout.step(first_mode, self._engine, stays=True):
+            end = layout.get_state()
+        return _Iteration(start, end, start_addresses, steps, factors, grams, error)
+
+
+@dataclass(slots=True)
+class Pending:
+    """The error of an iteration that is under way."""
+
+    _error: "HostNumber"
+    _done: Any
+
+    def wait(self) -> float:
+        """Wait for the error, and return it."""
+        self._done.synchronize()
+        return self._error.read()
+
+
+def suits(x: FlycooTensor, rank: int) -> bool:
+    """Return whether the iterations of a tensor on one GPU may cost the host more time than it."""
+    is_alone = x._engine.name == "cuda" and isinstance(x._layout, Layout)
+    factor_nbytes = sum(x.shape) * rank * x.dtype.itemsize
+    is_small = x.nnz <= _MOST_NONZEROS and factor_nbytes <= _MOST_FACTOR_NBYTES
+    return is_alone and x.keep == "device" and is_small
+
+
+def _locate(arrays: Sequence[Array]) -> list[int]:
+    """Return where arrays are: at one place there is but one array while a graph lives."""
+    return list(map(find_address, arrays))
+
+
+def _copy(source: Array, target: Array) -> Array:
+    target[...] = source
+    return target
+
+
+def _is_in_state(layout: Layout, state: Mapping[str, Any]) -> bool:
+    return all(vars(layout)[name] is value for name, value in state.items())
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether two sequences hold the very same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
