@@ -96,7 +96,7 @@ def stand_in_kernels(patch):
     patch.setattr(arrays, "check_place", lambda *_: None)
     patch.setattr(gram_products, "_is_on_gpu", is_cupy)
     patch.setattr(gram_products, "gpu_kernels", lambda: made)
-    patch.setattr(gram_products, "_address", lambda array: array.ctypes.data)
+    patch.setattr(gram_products, "find_address", lambda array: array.ctypes.data)
     cupy = types.ModuleType("cupy")
     vars(cupy).update(ones=np.ones, zeros=np.zeros, eye=np.eye)
     patch.setitem(sys.modules, "cupy", cupy)

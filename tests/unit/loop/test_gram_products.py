@@ -108,7 +108,7 @@ def test_a_gram_matrix_is_remembered_while_its_factor_lives(kernels):
 def test_memory_that_another_factor_got_is_not_taken_for_the_first(kernels, monkeypatch):
     """Nor is the same memory in another shape; what is known of a factor goes with it."""
     memory, first = GramMemory(), draw((9, 4))
-    monkeypatch.setattr(gram_products, "_address", lambda array: 0)  # all get the same memory
+    monkeypatch.setattr(gram_products, "find_address", lambda array: 0)  # all get the same memory
     GramProduct.of(first, memory)
     second = draw((9, 4), seed=1)
     for factor in (second, second.reshape(4, 9).T, second[:, :3]):
@@ -117,7 +117,7 @@ def test_memory_that_another_factor_got_is_not_taken_for_the_first(kernels, monk
     assert kernels.num_grams == 4
     del first, second, factor, found
     third = draw((8, 4), seed=2)
-    monkeypatch.setattr(gram_products, "_address", lambda array: 1)
+    monkeypatch.setattr(gram_products, "find_address", lambda array: 1)
     GramProduct.of(third, memory)
     assert list(memory.grams) == [1]
 
