@@ -65,9 +65,15 @@ class WholeTensor(LazyArray):
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
         """Do nothing: no entry is missing."""
 
-    def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
-        """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        if self.memory.ahead is not None:
+    def mttkrp(
+        self, weights: Array | None, factors: Sequence[Array], mode: int, is_early: bool = False
+    ) -> Array:
+        """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor.
+
+        One that `is_early` has not been asked for by the loop.
+        """
+        x = self.tensor
+        if self.memory.ahead is not None and not is_early:
             product = self.memory.ahead.find_product(factors, mode)
             if product is not None:
                 return product
@@ -78,11 +84,6 @@ class WholeTensor(LazyArray):
             self._ahead = None
             if mode_ahead == mode and all(map(operator.is_, factors_ahead, factors)):
                 return product
-        return self._multiply(weights, factors, mode)
-
-    def _multiply(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
-        """Compute an MTTKRP now."""
-        x = self.tensor
         if not self._has_begun:
             check_devices(x, list(factors))
             self._has_begun = True
@@ -125,7 +126,8 @@ class WholeTensor(LazyArray):
             return
         are_final = self.memory.has_unit_weights and not self.memory.factors_may_change
         if are_final and self.tensor.keep == "device":
-            product = self._multiply(None, factors, mode)
+            product = self.mttkrp(None, factors, mode, is_early=True)
+            self._first_mode = None
             self._ahead = (mode, list(factors), product)
 
     def measure(
