@@ -10,7 +10,10 @@ from collections.abc import Iterator
 _SPELLINGS = {
     "Expected 1 columns": "expected 1 column (or give --sep ';')",
     "df has": "the file has",
-    "text, expected numbers": "text, expected numbers (or empty: --missing-text NA)",
+    "expected numbers; convert it, as by "
+    'pandas.to_numeric(column, errors="coerce"), which makes nan of what is no number': (
+        "expected numbers (or empty: --missing-text NA)"
+    ),
     "init='random'": "--init random",
     'missing="drop"': "--missing drop",
     'missing="raise"': "--missing raise",

@@ -18,6 +18,10 @@ _MOST_COMBINATIONS = 2**26
 _FULL = 0.1
 
 
+#: If blocks that have rows have one in this share of their cells, the others are no zeros either.
+NEARLY_FULL = 0.9
+
+
 class AbsentBlocks(NamedTuple):
     """Combinations of the labels of some modes that no row of a table has."""
 
@@ -110,9 +114,7 @@ def _look_at(
 def describe_absent(absent: AbsentBlocks, names: Sequence[str]) -> str:
     """Describe how many blocks are absent, and the `missing` that settles what they mean."""
     mode_names = [str(names[mode]) for mode in absent.modes]
-    kind = "combinations"
-    if len(mode_names) == 2:
-        kind = "pairs"
+    kind = _name_blocks(mode_names)
     argument = json.dumps(mode_names, ensure_ascii=False)
     count = f"{absent.num_absent:,} of {absent.num_combinations:,}"
     return (
@@ -120,3 +122,20 @@ def describe_absent(absent: AbsentBlocks, names: Sequence[str]) -> str:
         f"zeros to parafac; pass missing={argument} if they were not measured, "
         'or missing="raise" if they are zeros'
     )
+
+
+def describe_single_gaps(num_known: int, num_measured: int, names: Sequence[str]) -> str:
+    """Describe how many cells of the blocks that have rows have none, and what to pass."""
+    mode_names = ", ".join(map(str, names))
+    return (
+        f"{num_measured - num_known:,} of {num_measured:,} cells have no row, though their "
+        f"{_name_blocks(names)} ({mode_names}) have some: they are zeros; pass "
+        'missing="unknown" if they were not measured'
+    )
+
+
+def _name_blocks(mode_names: Sequence[str]) -> str:
+    """Return what combinations of labels of some modes are called."""
+    if len(mode_names) == 2:
+        return "pairs"
+    return "combinations"

@@ -1,6 +1,7 @@
 """Make a tensor from a table: columns become modes, entries indices."""
 
 import contextlib
+import inspect
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,12 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import MAX_MODE_SIZE, check_choice, check_values, warn
+from ..base.checks import MAX_MODE_SIZE, check_choice, check_values, num_cells, warn
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor, group_cells
 from ..tensor.unknown import Unknown, make_mask
-from .absent_blocks import describe_absent, find_absent, suspect_absent
+from .absent_blocks import (
+    NEARLY_FULL,
+    describe_absent,
+    describe_single_gaps,
+    find_absent,
+    suspect_absent,
+)
 from .entries import (
     CodedColumn,
     ColumnLabels,
@@ -31,6 +38,11 @@ from .files import name_errors
 AGGREGATES = ("sum", "mean", "last", "max", "count")
 MISSING = ("raise", "drop")
 ZEROS = ("raise", "drop", "keep")
+
+_DROP_ADVICE = 'drop or fill the missing ones, or pass missing="drop"'
+
+#: Names of columns that an error lists.
+_MOST_LISTED = 20
 
 #: What is stored for a 0 that is kept, relative to the largest value: below its rounding error.
 _KEPT_ZERO = 2.0**-64
@@ -149,6 +161,9 @@ def from_dataframe(
     # Check the options.
     modes = check_modes(modes)
     check_choice(aggregate or "sum", "aggregate", AGGREGATES)
+    if isinstance(values, list | tuple):
+        raise TypeError(f"values is {values!r}, expected the name of one column")
+    _check_options(options)
     row_rule, blocks = _check_missing(missing, modes)
     if not zeros:
         zeros = "raise"
@@ -158,7 +173,12 @@ def from_dataframe(
     given_labels = _check_labels(labels, modes)
 
     # Number the entries of each mode.
-    coded, numbers = _read_tables(df, modes, values, given_labels, row_rule)
+    advice = _DROP_ADVICE
+    hint = ', or missing="unknown" if cells without a row are'
+    if missing is not None and missing not in MISSING:  # it says what is unknown already
+        hint = ""
+        advice = "drop or fill such rows first, as by df.dropna(subset=[{name!r}])"
+    coded, numbers = _read_tables(df, modes, values, given_labels, row_rule, advice, hint)
     coords = np.stack([column.codes for column in coded.values()])
     mode_labels = {name: column.labels.entries for name, column in coded.items()}
     shape = [entries.size for entries in mode_labels.values()]
@@ -187,10 +207,15 @@ def from_dataframe(
     if _must_merge(numbers, aggregate, zeros):
         coords, numbers, num_repeated = _merge(coords, numbers, shape, aggregate)
     if zeros == "raise":
-        refuse_zeros(numbers, values, ', missing="unknown" if they are unknown')
+        hint = ', missing="unknown" if they are unknown'
+        if blocks:
+            hint = ', or zeros="keep" to store them'
+        refuse_zeros(numbers, values, hint)
     elif zeros == "keep":
         numbers = keep_zeros(numbers)
     tensor = FlycooTensor(coords, numbers, shape, **options)
+    if blocks and has_values and zeros != "drop":
+        _warn_of_single_gaps(tensor, modes, blocks, unknown)
     if has_values and aggregate is None:
         if tensor.nnz < coords.shape[1]:  # it has added some: count the cells of these
             coords, _, num_repeated = _merge(coords, numbers, shape, aggregate)
@@ -200,6 +225,14 @@ def from_dataframe(
     labels_of_modes = Labels(mode_labels, ordered=ordered)
     value_column = values if has_values else None
     return LabelledTensor(tensor, labels_of_modes, unknown, value_column)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that `FlycooTensor` does not take."""
+    known = [*inspect.signature(FlycooTensor).parameters][3:]  # behind coords, values and shape
+    for name in options:
+        if name not in known:
+            raise TypeError(f"from_dataframe has no argument {name!r}; further ones are {known}")
 
 
 def _check_labels(labels: Any, modes: Sequence[str]) -> Mapping[str, Any]:
@@ -221,11 +254,27 @@ def _warn_of_absent_blocks(coords: np.ndarray, shape: Sequence[int], modes: Sequ
         warn(describe_absent(absent, modes))
 
 
+def _warn_of_single_gaps(
+    tensor: FlycooTensor, modes: Sequence[str], blocks: Sequence[str], unknown: Any
+) -> None:
+    """Warn if the blocks that have rows lack so few cells that these were hardly zeros."""
+    num_blocks = num_cells(tensor.shape[modes.index(name)] for name in blocks)
+    block_size = num_cells(tensor.shape) // num_blocks
+    num_measured = (num_blocks - unknown.nnz) * block_size
+    if NEARLY_FULL * num_measured <= tensor.nnz < num_measured:
+        warn(describe_single_gaps(tensor.nnz, num_measured, blocks))
+
+
 def _read_tables(
-    df: Any, modes: Sequence[str], values: str | None, labels: Mapping[str, Any], missing: str
+    df: Any,
+    modes: Sequence[str],
+    values: str | None,
+    labels: Mapping[str, Any],
+    missing: str,
+    advice: str,
+    hint: str,
 ) -> tuple[dict[str, CodedColumn], np.ndarray | None]:
     """Do as `read_rows` with a table, or with all parts of one, read one after the other."""
-    hint = ', or missing="unknown" if cells without a row are'
     num_rows = 0  # of the table: incomplete rows are left out of the parts
     parts: list[dict[str, CodedColumn]] = []
     part_values: list[np.ndarray] = []
@@ -236,7 +285,7 @@ def _read_tables(
             place = name_errors(f"part {number} of df")
         with place:
             columns = open_table(table, modes, values)
-            coded, numbers = read_rows(columns, modes, values, labels, missing, hint)
+            coded, numbers = read_rows(columns, modes, values, labels, missing, advice, hint)
         num_rows += len(columns[modes[0]])
         parts.append(coded)
         if numbers is not None:
@@ -355,12 +404,14 @@ def read_rows(
     values: str | None,
     labels: Mapping[str, Sequence[Any] | np.ndarray],
     missing: str,
+    advice: str = _DROP_ADVICE,
     hint: str = "",
 ) -> tuple[dict[str, CodedColumn], np.ndarray | None]:
     """Return the coded column of each mode of an open table, and the values, or None.
 
     `missing` "drop" leaves out incomplete rows, and "unknown" those that lack the value only; other
-    incomplete rows are refused. The error gives the `hint` as a further way out.
+    incomplete rows are refused. The error ends with the `advice`, in which {name} is the column,
+    and for values with the `hint`.
     """
     check_choice(missing, "missing", (*MISSING, "unknown"))
     coded = {name: number_entries(columns[name], name) for name in modes}
@@ -378,7 +429,7 @@ def read_rows(
         has_no_entry = is_missing.get(values, False)  # a column may be both a mode and the values
         is_missing[values] = np.isnan(numbers) | has_no_entry
     gaps = {name: rows for name, rows in is_missing.items() if rows.any()}
-    _refuse_gaps(gaps, values, missing, hint)
+    _refuse_gaps(gaps, values, missing, advice, hint)
     if not gaps:
         return coded, numbers
 
@@ -399,12 +450,11 @@ def read_rows(
 
 
 def _refuse_gaps(
-    gaps: Mapping[str, np.ndarray], values: str | None, missing: str, hint: str
+    gaps: Mapping[str, np.ndarray], values: str | None, missing: str, advice: str, hint: str
 ) -> None:
     """Refuse rows without an entry or a value, if `missing` does not allow to leave them out."""
     if missing == "drop":
         return
-    advice = 'drop or fill the missing ones, or pass missing="drop"'
     for name, rows in gaps.items():
         kind = "entry"
         if name == values:
@@ -414,7 +464,8 @@ def _refuse_gaps(
             advice += hint
         first_row = int(np.argmax(rows))
         raise ValueError(
-            f"column {name!r} has no {kind} in row {first_row}, expected one in every row; {advice}"
+            f"column {name!r} has no {kind} in row {first_row}, expected one in every row; "
+            f"{advice.format(name=name)}"
         )
 
 
@@ -468,9 +519,10 @@ def check_columns(columns: Iterable[str], names: Sequence[str], table: Any, hint
             count_text = "no column"
             if count:
                 count_text = f"{count} columns"
-            raise ValueError(
-                f"{table} has {count_text} {name!r}, expected one of {all_names}{hint}"
-            )
+            listed = str(all_names[:_MOST_LISTED])
+            if len(all_names) > _MOST_LISTED:
+                listed = f"its {len(all_names):,} columns, such as {all_names[:3]}"
+            raise ValueError(f"{table} has {count_text} {name!r}, expected one of {listed}{hint}")
 
 
 def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict[str, Any]:
@@ -586,6 +638,17 @@ def read_indices(column: Any, name: str) -> np.ndarray:
     return indices.astype(np.int64, copy=False)
 
 
+def _find_no_number(column: Any) -> str:
+    """Return the first text of a column that is no number, or else its first one."""
+    texts = [text for text in column.to_pylist() if text is not None]
+    for text in texts:
+        try:
+            float(text)
+        except ValueError:
+            return text
+    return texts[0]
+
+
 def read_values(column: Any, name: str) -> np.ndarray:
     """Return the numbers of a column of Arrow, nan if missing; refuse others, and infinite ones."""
     types = require_pyarrow().types
@@ -598,10 +661,13 @@ def read_values(column: Any, name: str) -> np.ndarray:
         or types.is_null(column.type)  # all are missing
     )
     if not is_number:
-        contents = f"entries of type {column.type}"
+        contents = f"entries of type {column.type}, expected numbers"
         if "string" in str(column.type):
-            contents = "text"
-        raise TypeError(f"column {name!r} holds {contents}, expected numbers")
+            contents = (
+                f"text, such as {_find_no_number(column)!r}, expected numbers; convert it, as by "
+                'pandas.to_numeric(column, errors="coerce"), which makes nan of what is no number'
+            )
+        raise TypeError(f"column {name!r} holds {contents}")
     if types.is_integer(column.type):
         _refuse_rounding(column, name)
     if not types.is_floating(column.type):  # decimals are rounded

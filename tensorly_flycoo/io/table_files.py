@@ -164,6 +164,14 @@ def _read_numbers(column: Any) -> Any:
     return numbers
 
 
+def _find_no_time(column: Any, text_type: Any) -> str:
+    """Return the first text of a column that is no time, or else its first one."""
+    pa = require_pyarrow()
+    texts = column.cast(text_type).unique().drop_null().to_pylist()
+    no_times = (text for text in texts if read_times(pa.array([text])) is None)
+    return next(no_times, texts[0])
+
+
 def _round(column: Any, name: str, unit: str) -> Any:
     """Round a column of times down to days or other units, in local time."""
     pa = require_pyarrow()
@@ -174,9 +182,11 @@ def _round(column: Any, name: str, unit: str) -> Any:
         times = read_times(column.cast(entry_type))
     if times is None or not pa.types.is_temporal(times.type):
         kind = f"of {entry_type}"
+        advice = ""
         if is_text:
-            kind = "text"
-        raise ValueError(f"column {name!r} is {kind}, expected times to round to {unit}s")
+            kind = f"text such as {_find_no_time(column, entry_type)!r}"
+            advice = "; write them as 2024-12-31 13:00:00"
+        raise ValueError(f"column {name!r} is {kind}, expected times to round to {unit}s{advice}")
     local = take_wall_times(times)
     rounded = pa.compute.floor_temporal(local, unit=unit)
     if local is not times and unit in _CLOCK_UNITS:

@@ -257,5 +257,6 @@ def choose_mask(
     raise ValueError(
         "mask is not given, expected the missing cells of x_new: the model was fitted with a mask "
         f"of single rows of mode {mode}, which says nothing about new ones. Pass a mask of the "
-        f"shape of x_new, or numpy.ones({(1,) * len(x.shape)}) if all its cells are known"
+        f"shape of x_new, or numpy.ones({(1,) * len(x.shape)}) if all its cells are known; for a "
+        "table, missing= as from_dataframe takes it"
     )

@@ -153,11 +153,11 @@ def test_indices_of_a_tns_are_labels(folder):
         (["events.csv", "--modes", "user,item", "--lines", "day"], "--lines has 'day'"),
         (
             ["events.csv", "--modes", "user,item", "--values", "item"],
-            "holds text, expected numbers",
+            "holds text, such as 'beer', expected numbers (or",
         ),
         (
             ["events.csv", "--modes", "user,item:day"],
-            "'item' is text, expected times to round to days",
+            "'item' is text such as 'beer', expected times to round to days",
         ),
         (
             ["events.csv", "--modes", "user,day:hours"],

@@ -143,6 +143,29 @@ def test_a_pair_of_zeros_is_measured():
         from_dataframe(table, LOG, "v", missing=["sensor", "day"])
 
 
+def test_single_gaps_in_blocks_that_were_measured_are_named():
+    """Such as of a sensor that loses an hour now and then: the blocks are nearly full."""
+    table = make_log()
+    lossy = table[np.random.RandomState(0).rand(len(table)) > 0.02]
+    num_lost = 14_280 - len(lossy)
+    message = f"{num_lost} of 14,280 cells have no row, though their pairs \\(sensor, day\\) have"
+    with pytest.warns(UserWarning, match=message):
+        from_dataframe(lossy, LOG, "v", missing=["sensor", "day"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_dataframe(table, LOG, "v", missing=["sensor", "day"])
+        from_dataframe(lossy, LOG, "v", missing="unknown")
+        sparse_table = table.sample(frac=0.5, random_state=0)  # as of genes that are not all listed
+        from_dataframe(sparse_table, LOG, "v", missing=["sensor", "day"])
+
+
+@pytest.mark.parametrize("missing", ["unknown", ["a", "b"]])
+def test_what_is_unknown_is_not_given_up_to_leave_rows_out(missing):
+    table = pd.DataFrame({"a": [0, None], "b": [0, 1], "c": [1, 2], "v": [1.0, 2.0]})
+    with pytest.raises(ValueError, match=r"no entry in row 1, .*; .* df.dropna\(subset=\['a'\]\)"):
+        from_dataframe(table, ["a", "b", "c"], "v", missing=missing)
+
+
 def test_all_cells_without_a_row_are_unknown(tmp_path):
     table = pd.DataFrame({"a": [0, 0, 1, 2], "b": [0, 1, 1, 0], "v": [2.0, 0.0, np.nan, 4.0]})
     for missing in ("unknown", ["b", "a"]):

@@ -347,8 +347,14 @@ def test_wrong_arguments(make):
         from_dataframe(table, ["shop", "shop"])
     with pytest.raises(ValueError, match=r"modes is \[\], expected .* at least one"):
         from_dataframe(table, [])
-    with pytest.raises(TypeError, match="column 'shop' holds text, expected numbers"):
+    with pytest.raises(
+        TypeError, match=r"column 'shop' holds text, such as 'b', expected numbers; .*to_numeric"
+    ):
         from_dataframe(table, ["number"], "shop")
+    with pytest.raises(TypeError, match=r"values is \['number'\], expected the name of one column"):
+        from_dataframe(table, ["shop"], ["number"])
+    with pytest.raises(TypeError, match="from_dataframe has no argument 'value'; further ones are"):
+        from_dataframe(table, ["shop"], value="number")
     with pytest.raises(TypeError, match=r"modes is 'shop', expected a list .*, like \['shop'\]"):
         from_dataframe(table, "shop")
     with pytest.raises(TypeError, match="labels is a list, expected a dict by column"):

@@ -161,7 +161,7 @@ def test_texts_for_missing_entries(tmp_path):
     table = read_table(path, ["k"], "v", missing_text=["NA", "-"])
     x = from_dataframe(table, ["k"], "v", missing="drop")
     assert (x.labels["k"].tolist(), x.nonzeros()[1].tolist()) == (["b"], [2])
-    with pytest.raises(TypeError, match="column 'v' holds text, expected numbers"):
+    with pytest.raises(TypeError, match="column 'v' holds text, such as 'NA', expected numbers"):
         from_dataframe(read_table(path, ["k"], "v"), ["k"], "v")
 
 
@@ -225,7 +225,9 @@ def test_texts_of_one_time_are_rounded(tmp_path):
     assert x.labels["k:day"].astype(str).tolist() == ["2024-01-01", "2024-01-02"]
     assert x.nonzeros()[1].tolist() == [3, 3]
     write(path, [*rows, ("soon", 4)])
-    with pytest.raises(ValueError, match="column 'k' is text, expected times to round to days"):
+    with pytest.raises(
+        ValueError, match="column 'k' is text such as 'soon', expected times to round to days; "
+    ):
         read_table(path, ["k:day"], "v")
     pd.DataFrame({"k": [1, 2]}).to_parquet(tmp_path / "x.parquet")
     with pytest.raises(ValueError, match="column 'k' is of int64, expected times to round"):
