@@ -221,6 +221,15 @@ def _make_reduction(name: str) -> Callable[..., Any]:
     return reduce
 
 
+def _find_array(place: Any) -> np.ndarray | None:
+    """Return an array of row numbers in an index, alone or before `...`; None if it is another."""
+    if isinstance(place, tuple) and place[1:] == (...,):
+        place = place[0]
+    if isinstance(place, np.ndarray) and place.ndim == 1:
+        return place
+    return None
+
+
 def drop_labels(x: Any) -> Any:
     """Return the tensor of a LabelledTensor, and anything else as it is."""
     if isinstance(x, LabelledTensor):
@@ -340,13 +349,15 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         return getattr(self.tensor, name)
 
     def __getitem__(self, place: Any) -> Any:
+        rows = _find_array(place)
+        if rows is not None:  # of a fold, as scikit-learn takes it
+            return self._take_rows(0, rows)
         try:
             return super().__getitem__(place)
         except TypeError:
             raise TypeError(
-                f"a LabelledTensor is indexed by {place!r}, expected 0 for its tensor or 1 for its "
-                "labels: call its take, or index its .tensor; a search of scikit-learn takes [x], "
-                "in cv=[([0], [0])]"
+                f"a LabelledTensor is indexed by {place!r}, expected 0 for its tensor, 1 for its "
+                "labels, or an array of rows of its first mode: call its take, or index its .tensor"
             ) from None
 
     def __dir__(self) -> list[str]:
@@ -466,10 +477,15 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         except (TypeError, ValueError, LookupError, pandas.errors.IndexingError) as error:
             expected = f"expected labels such as {known_labels[0]!s}"
             raise ValueError(f"labels of mode {name!r}: {error}, {expected}") from None
-        modes_before = [slice(None)] * number
+        return self._take_rows(number, rows)
+
+    def _take_rows(self, mode: int, rows: np.ndarray) -> Self:
+        """Return the part with some rows of a mode, by their numbers, in their sequence."""
+        modes_before = [slice(None)] * mode
         part: Any = self.tensor[(*modes_before, rows)]
-        unknown = unknown_cells.take_rows(self.unknown, number, rows, known_labels.size)
-        labels_left = Labels(self.labels | {name: known_labels[rows]}, self.labels.ordered)
+        name, labels = [*self.labels.items()][mode]
+        unknown = unknown_cells.take_rows(self.unknown, mode, rows, labels.size)
+        labels_left = Labels(self.labels | {name: labels[rows]}, self.labels.ordered)
         return type(self)(part, labels_left, unknown, self.value_column)
 
     def to_frame(self, values: str = "value") -> "DataFrame":
