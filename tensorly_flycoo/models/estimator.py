@@ -135,7 +135,7 @@ class FlycooCP:
         return self
 
     def _check_parameters(self, share: float | None) -> None:
-        """Refuse parameters that do not go together; `share` of the nonzeros is held out, if any."""
+        """Refuse parameters that do not go together; `share` is that to hold out, if any."""
         if self.rank is None:
             raise ValueError("rank is None, expected an integer, or a search that sets it")
         method = find_method(self.method)
@@ -195,10 +195,10 @@ class FlycooCP:
         NotFittedError
             Before a fit.
         """
-        self._check_fitted()
         loss = find_method(self.method).find_loss(self.options or {})
         if loss not in EXACT_LOSSES:
             raise ValueError(f"loss is {loss!r}, which has no score")
+        self._check_fitted()
         x = _take_only(x)
         model = self.cp_tensor_
         share = self._share
