@@ -62,7 +62,7 @@ def coupled_parafac(
     missing: str = "zero",
     l2_reg: float = 0,
     linesearch: bool | str = False,
-) -> CoupledCP:
+) -> Any:  # a LabelledCoupledCP if all modes have labels
     r"""Decompose tensors and matrices that share modes, by alternating least squares.
 
     .. math:: \min \sum_b \omega_b \,
