@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, array_module, as_array, is_cupy, move, read_into_memory
 from ..base.checks import (
+    DensifyError,
     check_coords,
     check_count,
     check_dtype,
@@ -43,6 +44,12 @@ _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
 #: What to use for products with a matrix.
 USE_MODE_DOT = "tl.tenalg.mode_dot(x, matrix, mode) multiplies x by a matrix in a mode"
+
+#: Functions whose results are small, but that sparse tensors do not have; and what to use.
+FINDS_ELEMENTS = {"all", "any", "argmax", "argmin", "argsort", "sort"}
+USE_EXTREMES = (
+    "x.max() and x.min() count the zeros too, and tl.tensor(x).nonzeros() has what is stored"
+)
 
 #: Also for differences, which most often are residuals.
 _USE_FIT = f"{_USE_NONZEROS}, and tensorly_flycoo.cp_fit(x, cp) for the error of a CP model"
@@ -918,6 +925,8 @@ class FlycooTensor:
         is_first = function is np.concatenate or (args and isinstance(args[0], type(self)))
         if ours is None or not args or not is_first:
             name = f"{function.__module__}.{function.__name__}"
+            if function.__name__ in FINDS_ELEMENTS:
+                raise DensifyError(f"{name} takes no sparse tensor; {USE_EXTREMES}")
             instead = "x.map(function) does if it keeps zeros, and x.to_coo() gives the nonzeros"
             if function in (np.einsum, np.tensordot, np.dot, np.matmul):
                 instead = USE_MODE_DOT
