@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from report import count_comments, list_arrows, list_imports, read_code_lines
 
+from tensorly_flycoo import decomposition
+
 ROOT = Path(__file__).parent.parent
 COMMANDS = {
     "lint": ["ruff", "check", "."],
@@ -36,15 +38,16 @@ TYPE_CHECKERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TYPE_CHECKERS)
 def test_users_can_check_types(name, tmp_path):
-    """Those of README's blocks, and of other scripts."""
+    """Those of README's blocks, of another script, and the names of decompositions."""
     name, *options = TYPE_CHECKERS[name]
     places = [str(Path(sys.executable).parent), os.environ["PATH"]]
     program = shutil.which(name, path=os.pathsep.join(places))
     if program is None:
         pytest.skip(f"{name} is not installed")
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    imports = f"from tensorly_flycoo.decomposition import {', '.join(decomposition.__all__)}\n"
     readme = tmp_path / "readme.py"
-    readme.write_text("".join(blocks))
+    readme.write_text("".join([imports, *blocks]))
     script = ROOT / "tests/support/typed_script.py"
     command = [program, *options, readme, script]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
