@@ -17,29 +17,33 @@ Run it::
 import argparse
 
 import numpy as np
+import sparse
 import tensorly as tl
 from flights import build_tensor
 from showing import save_components
 from tensorly.cp_tensor import CPTensor
 
-from tensorly_flycoo import FlycooTensor, LabelledCP, best_of, uncertainty
+from tensorly_flycoo import LabelledCP, best_of, uncertainty
 from tensorly_flycoo.decomposition import generalized_parafac
 
 
 def plant_noise(random, noise, shape=(40, 30, 20)):
-    """Return a tensor of rank 3 plus noise, `noise` times as large, and the factors."""
+    """Return a tensor of rank 3 plus noise, `noise` times as large, and the factors.
+
+    Both are on the host, where models of a `sparse.COO` are, whichever device computes them.
+    """
     factors = [random.standard_normal((size, 3)) for size in shape]
     dense = tl.cp_to_tensor((None, factors))
     dense += noise * dense.std() * random.standard_normal(shape)
-    return FlycooTensor.from_dense(dense), factors
+    return sparse.COO.from_numpy(dense), factors
 
 
 def plant_counts(random, mean, shape=(30, 25, 20)):
     """Draw Poisson counts whose means are a model of rank 3; return the factors too."""
     factors = [random.gamma(1.0, 1.0, (size, 3)) for size in shape]
     factors[0] *= mean / tl.cp_to_tensor((None, factors)).mean()
-    counts = random.poisson(tl.cp_to_tensor((None, factors)))
-    return FlycooTensor(np.nonzero(counts), counts[np.nonzero(counts)], shape), factors
+    counts = random.poisson(tl.cp_to_tensor((None, factors))).astype(float)
+    return sparse.COO.from_numpy(counts), factors
 
 
 def find_held(x, planted, seed, mode=None, method="bootstrap"):

@@ -30,7 +30,7 @@ collect_ignore_glob = ["conftest.py", "*/conftest.py", "*/fuzz_readers.py"]
 #: what an extra installs and does not work is seen.
 MAY_SKIP = re.compile(
     r"could not import '(jax|jax\.experimental\.sparse|torch|pygenten|anndata|parafac2|cell2cell)'"
-    r"|(pygenten|cell2cell) is not installed"
+    r"|(pygenten|cell2cell|pyright) is not installed"
     r"|the patch is for cell2cell"
     r"|pip cannot (download the wheel of|install TensorLy)|git cannot clone TensorLy"
     r"|there is no C compiler|NVRTC's wheel is for Linux|tests/gpu runs this pair"

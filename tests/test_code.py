@@ -1,13 +1,17 @@
 """The code itself: lint, format, types, floors (imports point down only), and circles."""
 
 import graphlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from report import count_comments, list_arrows, list_imports, read_code_lines
+
+from tensorly_flycoo import decomposition
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = {
@@ -25,13 +29,27 @@ def test_code(command):
     assert process.returncode == 0, process.stdout + process.stderr
 
 
+TYPE_CHECKERS = {
+    "mypy": ["mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports"],
+    "pyright": ["pyright", "--pythonpath", sys.executable],  # with node, so in no extra
+}
+
+
 @pytest.mark.slow
-def test_readme_has_the_types_that_its_readers_check(tmp_path):
+@pytest.mark.parametrize("name", TYPE_CHECKERS)
+def test_users_can_check_types(name, tmp_path):
+    """Those of README's blocks, of another script, and the names of decompositions."""
+    name, *options = TYPE_CHECKERS[name]
+    places = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    program = shutil.which(name, path=os.pathsep.join(places))
+    if program is None:
+        pytest.skip(f"{name} is not installed")
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
-    script = tmp_path / "readme.py"
-    script.write_text("".join(blocks))
-    program = Path(sys.executable).parent / "mypy"
-    command = [program, "--strict", "--follow-imports=silent", "--ignore-missing-imports", script]
+    imports = f"from tensorly_flycoo.decomposition import {', '.join(decomposition.__all__)}\n"
+    readme = tmp_path / "readme.py"
+    readme.write_text("".join([imports, *blocks]))
+    script = ROOT / "tests/support/typed_script.py"
+    command = [program, *options, readme, script]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
 

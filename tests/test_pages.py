@@ -6,6 +6,7 @@ reader, such as a table or a file, is made here: small, and under the name that 
 
 import contextlib
 import logging
+import os
 import re
 import shlex
 from pathlib import Path
@@ -251,7 +252,8 @@ SMALLER = {
 def settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
-    with tl.backend_context(tl.get_backend()), tensorly_flycoo.set_device("cpu"):
+    device = os.environ["TENSORLY_FLYCOO_DEVICE"]  # which a page may change
+    with tl.backend_context(tl.get_backend()), tensorly_flycoo.set_device(device):
         yield
     logging.getLogger("tensorly_flycoo").setLevel(logging.NOTSET)  # a page sets it
 

@@ -47,7 +47,7 @@ from ..tensor.entrance import (
 )
 from ..tensor.labelled import LabelledTensor
 from ..tensor.lazy_array import LazyArray
-from ..tensor.tensor import USE_MODE_DOT, FlycooTensor
+from ..tensor.tensor import FINDS_ELEMENTS, USE_EXTREMES, USE_MODE_DOT, FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
 
@@ -391,12 +391,6 @@ _TAKES_SPARSE = {
 _TAKES_NO_ARRAY = {"arange", "check_random_state", "eps", "eye", "finfo", "ones", "zeros"}
 
 
-#: Functions whose results are small, but that sparse tensors do not have; and what to use.
-_FINDS_ELEMENTS = {"all", "any", "argmax", "argmin", "argsort", "sort"}
-_USE_EXTREMES = (
-    "x.max() and x.min() count the zeros too, and tl.tensor(x).nonzeros() has what is stored"
-)
-
 #: Products, which `USE_MODE_DOT` says how to do.
 _MULTIPLIES = {"einsum", "tensordot", "matmul"}
 
@@ -415,8 +409,8 @@ def _refuse_sparse(name: str, function: Callable) -> Callable:
             x, *limits = args
             x = x if isinstance(x, LabelledTensor) else as_flycoo(x)
             return np.clip(x, *limits, **kwargs)
-        if name in _FINDS_ELEMENTS:
-            raise DensifyError(f"tl.{name} takes no sparse tensor; {_USE_EXTREMES}")
+        if name in FINDS_ELEMENTS:
+            raise DensifyError(f"tl.{name} takes no sparse tensor; {USE_EXTREMES}")
         instead = USE_MODE_DOT if name in _MULTIPLIES else _USE_NONZEROS
         raise densify_error(f"tl.{name}", sparse.shape, instead)
 

@@ -27,7 +27,7 @@ from ..loop.starting import list_free_modes, restore
 from ..loop.stopping import AnyOf, Converged, Feasible
 from ..loop.whole_tensor import WholeTensor
 from ..spread.array_admm import Projection, project_checked
-from ..tensor.coo_cache import SparseData, as_flycoo
+from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .admm import Admm, ModeConstraint
 from .parafac import parafac
@@ -50,7 +50,7 @@ _ROW_OPERATORS = {
 
 @describe_as(parafac)
 def constrained_parafac(
-    tensor: SparseData,
+    tensor: LabelledData,
     rank: int | str,
     n_iter_max: int = 100,
     n_iter_max_inner: int = 10,

@@ -27,7 +27,7 @@ from ..io.entries import find_places
 from ..loop.acceleration import Momentum
 from ..loop.coupled_blocks import CoupledBlock, CoupledBlocks, group_rows, read_blocks
 from ..loop.cp_model import multiply_all, multiply_grams
-from ..loop.guarding import check_options, describe_as
+from ..loop.guarding import check_iteration, check_options, describe_as
 from ..loop.hals import improve
 from ..loop.momentum import NESTEROV
 from ..loop.run import Callback, Run, RunModel, Sweep
@@ -62,7 +62,7 @@ def coupled_parafac(
     missing: str = "zero",
     l2_reg: float = 0,
     linesearch: bool | str = False,
-) -> CoupledCP:
+) -> Any:  # a LabelledCoupledCP if all modes have labels
     r"""Decompose tensors and matrices that share modes, by alternating least squares.
 
     .. math:: \min \sum_b \omega_b \,
@@ -172,6 +172,7 @@ def coupled_parafac(
     constrained = find_constrained(nn_modes, data.sizes)
 
     def run() -> CoupledCP:
+        _check_memory(data, num_components)
         model = _start(data, num_components, init, random_state, constrained)
         sweep = CoupledSweep(data, model, constrained, l2_reg)
         momentum = None
@@ -201,16 +202,25 @@ def coupled_parafac(
         return attempt("coupled_parafac", run)
 
 
+def _check_memory(data: CoupledBlocks, rank: int) -> None:
+    """Raise a MemoryError before anything is allocated if factors or an iteration do not fit."""
+    num_rows = sum(data.sizes.values())
+    check_room(select_engine(data.device), num_rows * rank * data.dtype.itemsize)
+    for block in data.blocks:
+        check_iteration(getattr(block.data, "tensor", block.data), rank)
+
+
 def _start(
     data: CoupledBlocks, rank: int, init: Any, random_state: Any, constrained: set[int]
 ) -> RunModel:
     """Return the model of the start; its weights (B, R) are None if they are not known."""
     if isinstance(init, str) and init == "random":
         engine = select_engine(data.device)
-        sizes = list(data.sizes.values())
-        check_room(engine, sum(sizes) * rank * data.dtype.itemsize)
         random = tl.check_random_state(random_state)
-        return RunModel(None, [engine.draw_uniform(random, (n, rank), data.dtype) for n in sizes])
+        factors = [
+            engine.draw_uniform(random, (size, rank), data.dtype) for size in data.sizes.values()
+        ]
+        return RunModel(None, factors)
     factors = _take_factors(data, rank, init)
     names = list(data.sizes)
     for n in constrained:

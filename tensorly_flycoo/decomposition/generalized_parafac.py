@@ -16,14 +16,14 @@ from ..loop.ranks import find_cp_rank
 from ..loop.run import Callback, Run, RunModel, Sweep, find_state
 from ..loop.starting import start
 from ..loop.stopping import AnyOf, GivesUp, Settled, Stop
-from ..tensor.coo_cache import Mask, SparseData, as_flycoo
+from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from .adam import Adam, scale_guess
 from .parafac import parafac
 
 
 @describe_as(parafac)
 def generalized_parafac(
-    tensor: SparseData,
+    tensor: LabelledData,
     rank: int | str,
     n_iter_max: int = 100,
     init: Any = "random",

@@ -21,13 +21,13 @@ from ..loop.starting import list_free_modes, start
 from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
 from ..spread.row_shards import update_rows
-from ..tensor.coo_cache import Mask, SparseData, as_flycoo
+from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from .parafac import parafac
 
 
 @describe_as(parafac)
 def non_negative_parafac(
-    tensor: SparseData,
+    tensor: LabelledData,
     rank: int | str,
     n_iter_max: int = 100,
     init: Any = "svd",

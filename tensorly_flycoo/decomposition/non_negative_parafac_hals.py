@@ -21,14 +21,14 @@ from ..loop.smoothness import Smoothness, read_smoothness, smooth
 from ..loop.starting import start
 from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
-from ..tensor.coo_cache import SparseData, as_flycoo
+from ..tensor.coo_cache import LabelledData, as_flycoo
 from .non_negative_parafac import non_negative_parafac
 from .parafac import parafac
 
 
 @describe_as(parafac, non_negative_parafac)
 def non_negative_parafac_hals(
-    tensor: SparseData,
+    tensor: LabelledData,
     rank: int | str,
     n_iter_max: int = 100,
     init: Any = "svd",

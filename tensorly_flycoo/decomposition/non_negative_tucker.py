@@ -31,7 +31,7 @@ from ..loop.run import Callback, Run, RunModel, Sweep, find_state
 from ..loop.starting import list_free_modes, restore
 from ..loop.stopping import Converged
 from ..ops.ttmc import multiply_nonempty_rows
-from ..tensor.coo_cache import Mask, SparseData, as_flycoo
+from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .non_negative_parafac_hals import non_negative_parafac_hals, spread_penalties
 from .tucker import fill_missing, make_tucker_tensor, start_masked, tucker
@@ -42,7 +42,7 @@ _EPSILON = 10e-12
 
 @describe_as(tucker)
 def non_negative_tucker(
-    tensor: SparseData,
+    tensor: LabelledData,
     rank: int | str | Sequence[int] | None,
     n_iter_max: int = 10,
     init: Any = "svd",
@@ -127,7 +127,7 @@ def non_negative_tucker(
 
 @describe_as(non_negative_parafac_hals, non_negative_tucker)
 def non_negative_tucker_hals(
-    tensor: SparseData,
+    tensor: LabelledData,
     rank: int | str | Sequence[int] | None,
     n_iter_max: int = 100,
     init: Any = "svd",

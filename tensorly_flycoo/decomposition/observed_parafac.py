@@ -17,7 +17,7 @@ from ..loop.guarding import describe_as
 from ..loop.run import Callback, Run, RunModel, Sweep, find_state
 from ..loop.starting import restore
 from ..loop.stopping import AnyOf, Converged, OutOfPatience, Stop
-from ..tensor.coo_cache import SparseData, as_flycoo
+from ..tensor.coo_cache import LabelledData, as_flycoo
 from .observed_entries import ObservedEntries, read_entries, weigh_entries
 from .observed_problem import Problem, RowSolver, fit_all
 from .parafac import parafac
@@ -32,7 +32,7 @@ _NUM_STEPS = 3
 
 @describe_as(parafac)
 def observed_parafac(
-    tensor: SparseData,
+    tensor: LabelledData,
     rank: int,
     n_iter_max: int = 100,
     init: Any = "random",
@@ -42,12 +42,12 @@ def observed_parafac(
     return_errors: bool = False,
     callback: Callback | None = None,
     *,
-    confidence: "SparseData | None" = None,
+    confidence: "LabelledData | None" = None,
     unobserved: float = 0,
     non_negative: bool = False,
     biases: bool = False,
     cg_steps: int | None = None,
-    validation: "SparseData | None" = None,
+    validation: "LabelledData | None" = None,
 ) -> Any:
     r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 

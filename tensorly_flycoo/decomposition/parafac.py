@@ -29,14 +29,14 @@ from ..loop.smoothness import Smoothness, read_smoothness
 from ..loop.starting import list_free_modes, start
 from ..loop.stopping import Converged, Stop
 from ..loop.whole_tensor import WholeTensor
-from ..tensor.coo_cache import Mask, SparseData, as_flycoo
+from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.tensor import FlycooTensor
 
 _logger = logging.getLogger("tensorly_flycoo")
 
 
 def parafac(
-    tensor: SparseData,
+    tensor: LabelledData,
     rank: int | str,
     n_iter_max: int = 100,
     init: Any = "svd",

@@ -17,14 +17,14 @@ from ..loop.run import Callback, Run, RunModel, Sweep
 from ..loop.starting import restore
 from ..loop.stopping import Converged
 from ..ops.cp_entries import choose_block_size
-from ..tensor.coo_cache import Mask, SparseData, as_flycoo
+from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .parafac import parafac
 
 
 @describe_as(parafac)
 def tucker(
-    tensor: SparseData,
+    tensor: LabelledData,
     rank: int | str | Sequence[int] | None,
     fixed_factors: Sequence[int] | None = None,
     n_iter_max: int = 100,

@@ -2,7 +2,11 @@
 
 import contextlib
 import errno
+import functools
+import hashlib
 import os
+import platform
+import re
 import shutil
 import sys
 import zlib
@@ -141,7 +145,9 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def _take_place(path: Path) -> Iterator[Path]:
     """Yield a path to write in place of `path`, which errors name instead, also of a full disk."""
-    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+    _remove_abandoned(path)
+    writer = f"{_name_machine()}-{os.getpid()}-{os.urandom(4).hex()}"
+    part = path.with_name(f".{path.name}.{writer}.part")
     try:
         yield part
     except OSError as error:
@@ -155,10 +161,48 @@ def _take_place(path: Path) -> Iterator[Path]:
             del error.filename2  # None would be shown: "x.npz -> None"
         raise
     finally:
-        if part.is_dir():
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)
+        _remove(part)
+
+
+def _remove(part: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if part.is_dir():
+        shutil.rmtree(part, ignore_errors=True)
+    else:
+        part.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what killed processes of this machine have written in place of `path`."""
+    pattern = rf"\.{re.escape(path.name)}\.{_name_machine()}-(\d+)-[0-9a-f]+\.part"
+    with contextlib.suppress(OSError):  # whatever cannot be listed or removed stays
+        for part in path.parent.iterdir():
+            match = re.fullmatch(pattern, part.name)
+            if match is not None and not _is_running(int(match[1])):
+                _remove(part)
+
+
+@functools.cache
+def _name_machine() -> str:
+    """Return a short name of this machine, or container, which numbers its own processes."""
+    namespace = 0
+    with contextlib.suppress(OSError):  # containers may share the machine's name
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    text = f"{platform.node()} {namespace}"
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process of this machine is running, or may be."""
+    if os.name != "posix":  # elsewhere `os.kill` would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 @contextlib.contextmanager

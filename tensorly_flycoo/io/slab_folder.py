@@ -304,7 +304,8 @@ def save_slabs(
     on a CPU), and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros
     makes a long slab. The disk holds, beside the final folder, one copy of the records, and before
     that another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a
-    process that is killed leaves the hidden folder, whose name ends with ".part".
+    process that is killed leaves the hidden folder, whose name ends with ".part"; the next call for
+    the same `path` on that machine removes it.
 
     The folder has a file "slabs.json" and, for each slab, a file as of `save`, in which arrays
     begin at multiples of 4096 bytes.

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping
+from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
 import tensorly.decomposition
@@ -17,12 +18,14 @@ from tensorly.cp_tensor import CPTensor
 from ..base.checks import check_integer, check_modes, check_real
 from ..base.fit_record import FitRecord, attach, current_record, find_record, recording
 from ..base.reporting import log_compilation, span
-from ..engines.out_of_memory import attempt
+from ..engines.out_of_memory import attempt, check_room
 from ..ops.ragged import RaggedTensor
+from ..spread.memory import count_iteration_nbytes
 from ..tensor.converters import find_instead, not_sparse_error
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.entrance import Call, is_sparse, refuse_foreign
 from ..tensor.labelled import LabelledTensor
+from ..tensor.tensor import FlycooTensor
 from .cp_model import warn_of_zeros
 from .model_uses import check_guess, match_guess
 from .scaling import bring_near_one
@@ -192,11 +195,37 @@ def _compute(
     if converts:
         _convert_tensor(call, first)
     call.move_to_device()
+    _check_memory(call.kwargs[first], call.kwargs)
     scaling = bring_near_one(name, call.kwargs, first)
     result = function(**call.kwargs)
     if scaling is None:
         return result
     return scaling.scale_result(result)
+
+
+def _check_memory(data: Any, options: Mapping[str, Any]) -> None:
+    """Raise a MemoryError before anything is allocated if not even a plain iteration fits.
+
+    All solvers take as much at least, of the lowest rank of a Tucker model, if they iterate over
+    all modes. PARAFAC2 iterates over the matrix of its slices.
+    """
+    x = data.matrix if isinstance(data, RaggedTensor) else data
+    if options.get("n_iter_max") == 0:
+        return
+    for name in (*_MODES, "modes"):
+        if options.get(name) is not None:  # some modes stay as they are
+            return
+    rank = options.get("rank")
+    ranks = rank if isinstance(rank, list | tuple) else [rank]
+    numbers = [r for r in ranks if isinstance(r, Integral)]
+    if numbers:
+        check_iteration(x, int(min(numbers)))
+
+
+def check_iteration(x: Any, rank: int) -> None:
+    """Raise a MemoryError if an iteration over a tensor on the host does not fit."""
+    if isinstance(x, FlycooTensor) and x.device == "cpu":
+        check_room(x._engine, count_iteration_nbytes(x._engine, x._layout, rank))
 
 
 def _convert_tensor(call: Call, first: str) -> None:

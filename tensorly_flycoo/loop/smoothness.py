@@ -23,7 +23,9 @@ from ..base.checks import check_modes, spread_numbers
 from ..spread.row_shards import RowShards, gather
 
 #: The option: one strength for all modes, one per mode, or a dict for some modes.
-Smoothness: TypeAlias = float | Sequence[float | None] | Mapping[int, float] | None
+Smoothness: TypeAlias = (
+    float | Sequence[float | None] | Mapping[int, float] | Mapping[str, float] | None
+)
 
 #: Beyond about 4e15 a slice would vanish beside its differences: K would be singular.
 _MOST = 1e12

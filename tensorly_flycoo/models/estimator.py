@@ -1,9 +1,7 @@
 """CP decompositions of sparse tensors as an estimator in scikit-learn's style."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
-from types import FrameType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,12 +23,16 @@ from ..tensor.entrance import mirror
 from ..tensor.unknown import make_mask
 from .best_of import best_of, run_once
 
+#: The share of the nonzeros that is held out where neither a mask nor `holdout` says which.
+_SHARE = 0.2
+
 
 @dataclass(eq=False)
 class FlycooCP:
     """A CP decomposition of a sparse tensor that scikit-learn can clone and search.
 
-    It does not import scikit-learn.
+    Samples are the indices of the first mode, features the components of their factor rows. It does
+    not import scikit-learn.
 
     Parameters
     ----------
@@ -64,14 +66,18 @@ class FlycooCP:
 
     Notes
     -----
-    Folds of the rows of a tensor cannot choose a rank: the rows of one fold say nothing about the
-    factor rows of another, so `score` takes only the tensor of `fit`. Hold out single entries by
-    `holdout` or `mask` instead, and give `GridSearchCV` the tensor as its only sample, ``[x]``, in
-    one fold, as in the example; anything else is refused in a search. (A pipeline that ends in
-    another estimator may take folds of rows.) Outside of a search, without held-out entries, the
-    score is the fit, which grows with the rank. The best model of a search does
-    not know the held-out entries either: fit another one, of its rank, without `holdout`. A search
-    takes the best score, though it be so by chance: `select_rank` prefers a lower rank as good.
+    A search of scikit-learn takes a tensor as it takes a table, and divides its first mode into
+    folds. Rows of one fold say nothing about those of another, so `score` holds out a fifth of the
+    nonzeros of the tensor that it gets, and as many zeros. It finds factor rows by `transform` from
+    the other entries, and compares what they predict with those held out. The best model of the
+    search is then fitted to the whole tensor. A mode of few rows, or without new ones to come, is
+    better not divided: give the search the whole tensor as its only sample, ``[x]``, in one fold,
+    ``cv=[([0], [0])]``. Of ``[x]`` `fit` holds out a fifth itself, unless `mask` or `holdout` says
+    which, and `score` judges these; then the best model does not know them either.
+
+    Outside of a search, without held-out entries, the score of the tensor of `fit` is the fit,
+    which grows with the rank. A search takes the best score, though it be so by chance:
+    `select_rank` prefers a lower rank as good.
 
     `fit` runs under TensorLy's backend "flycoo" whatever the current one is, so also in the
     processes of ``n_jobs=2``.
@@ -84,12 +90,13 @@ class FlycooCP:
     >>> FlycooCP(2, random_state=0).fit(x).score(x) > 0.85
     True
 
-    The best of three ranks, judged by a fifth of the nonzeros and as many zeros:
+    The best of three ranks, by five folds of rows, or by a fifth of the nonzeros and as many zeros:
 
     >>> from sklearn.model_selection import GridSearchCV
-    >>> estimator = FlycooCP(holdout=0.2, random_state=0)
-    >>> search = GridSearchCV(estimator, {"rank": [1, 2, 3]}, cv=[([0], [0])]).fit([x])
-    >>> search.best_params_
+    >>> estimator, ranks = FlycooCP(random_state=0), {"rank": [1, 2, 3]}
+    >>> GridSearchCV(estimator, ranks).fit(x).best_params_
+    {'rank': 2}
+    >>> GridSearchCV(estimator, ranks, cv=[([0], [0])]).fit([x]).best_params_
     {'rank': 2}
     """
 
@@ -108,35 +115,37 @@ class FlycooCP:
     def fit(self, x: LabelledData, y: None = None) -> Self:
         """Decompose a sparse tensor, or the only one in a list, and return the estimator.
 
+        Of ``[x]`` a fifth of the nonzeros is held out, unless `mask` or `holdout` says which.
+
         Raises
         ------
         ValueError
-            If there is no CP decomposition `method` or it can hold nothing out, `holdout` is not
-            above 0 and below 1 or comes with a `mask`, or the score of a search would judge
-            nothing: it passes parts of a tensor, or there is neither a `mask` nor a `holdout`.
-            Other errors are the decomposition's.
+            If there is no CP decomposition `method` or it can hold nothing out, or `holdout` is not
+            above 0 and below 1 or comes with a `mask`. Other errors are the decomposition's.
         """
-        self._check_parameters()
-        self._check_search(x)
+        share = self.holdout
+        if share is None and self.mask is None and _is_listed(x):
+            share = _SHARE
+        self._check_parameters(share)
         x = _take_only(x)
         origin = _describe(x)
-        self.cp_tensor_, self.errors_ = self._fit(x)
+        self.cp_tensor_, self.errors_ = self._fit(x, share)
         self._origin = origin
+        self._share = share
         return self
 
-    @property
-    def _holds_out(self) -> bool:
-        """Whether entries are held out, which `score` compares with the model."""
-        return self.mask is not None or self.holdout is not None
-
-    def _check_parameters(self) -> None:
-        """Refuse parameters that do not go together."""
+    def _check_parameters(self, share: float | None) -> None:
+        """Refuse parameters that do not go together; `share` is that to hold out, if any."""
         if self.rank is None:
             raise ValueError("rank is None, expected an integer, or a search that sets it")
         method = find_method(self.method)
-        if self._holds_out and not method.can_hold_out:
+        holds_out = self.mask is not None or share is not None
+        if holds_out and not method.can_hold_out:
             suitable = [name for name in CP_METHODS if METHODS[name].can_hold_out]
-            raise ValueError(f"method is {method.name!r}, expected one of {suitable} to hold out")
+            raise ValueError(
+                f"method is {method.name!r}, expected one of {suitable} to hold out entries of the "
+                "tensor of fit, as for [x]; a search of x itself divides its first mode instead"
+            )
         if self.holdout is None:
             return
         check_real(self.holdout, "holdout", 0)
@@ -145,28 +154,12 @@ class FlycooCP:
         if self.mask is not None:
             raise ValueError("holdout comes with a mask, expected one of them")
 
-    def _check_search(self, x: Any) -> None:
-        """Refuse a search whose scores would say nothing."""
-        # A search of scikit-learn divides its x into folds: ``[x]`` is one fold, the whole tensor.
-        is_listed = type(x) is list and len(x) == 1
-        if is_listed and not self._holds_out:
-            raise ValueError(
-                "mask and holdout are None: a search would score the entries of the fit, which the "
-                "highest rank fits best; pass holdout=0.2, or a mask of the entries to hold out "
-                "(if this is no search, x instead of [x])"
-            )
-        if not is_listed and _is_scored(self):
-            raise ValueError(
-                "x is a part of a tensor: folds of rows cannot judge a model of other rows; pass "
-                "FlycooCP(holdout=0.2) and cv=[([0], [0])] to the search, and [x] to its fit"
-            )
-
     @mirror
-    def _fit(self, x: Any) -> tuple[Any, Any]:
+    def _fit(self, x: Any, share: float | None) -> tuple[Any, Any]:
         """Return the model and its errors, without the values of held-out entries."""
         method = find_method(self.method)
         options = {"tol": self.tol, "n_iter_max": self.n_iter_max, **(self.options or {})}
-        mask = self._find_mask(x)
+        mask = self._find_mask(x, share)
         if mask is not None:
             x = drop_missing(x, mask)
             if method.knows_zeros:  # else cells that are not stored are unknown already
@@ -186,42 +179,61 @@ class FlycooCP:
         return self.fit(x).transform(x)
 
     def score(self, x: LabelledData, y: None = None) -> float:
-        """Return the model's fit, 1 - relative error, at the held-out entries if there are any.
+        """Return the model's fit, 1 - relative error, at held-out entries.
 
-        With ``loss="poisson_count"`` it is the share of the deviance that the model explains.
+        Of the tensor of `fit` (by its shape, number of nonzeros and norm) they are those that `fit`
+        held out; all are compared if it held out none. Of another tensor, such as new rows, they
+        are a fifth of the nonzeros, or `holdout`, and as many zeros: rows found from the other
+        entries predict them. With ``loss="poisson_count"`` the score is the share of the deviance
+        that the model explains.
 
         Raises
         ------
         ValueError
-            If `x` is not the tensor of `fit` (by its shape, number of nonzeros and norm), or the
-            loss has no score. For other tensors there is `cp_fit`.
+            If the loss has no score, or `fold_in` refuses the model or a tensor other than that of
+            `fit`.
+        NotFittedError
+            Before a fit.
         """
         loss = find_method(self.method).find_loss(self.options or {})
         if loss not in EXACT_LOSSES:
             raise ValueError(f"loss is {loss!r}, which has no score")
+        self._check_fitted()
         x = _take_only(x)
-        origin = _describe(x)
-        if not origin.is_like(self._origin) or not origin.has_norm_of(self._origin):
-            raise ValueError(
-                f"x has (shape, nonzeros, norm) {tuple(origin)}, expected {tuple(self._origin)}, "
-                "the tensor of fit: folds of rows cannot judge a model of other rows; pass "
-                "holdout=0.2 and in a search cv=[([0], [0])] and fit([x]), or call cp_fit"
-            )
-        mask = self._find_mask(x)
+        model = self.cp_tensor_
+        share = self._share
+        if not self._is_fitted_to(x):
+            share = share or _SHARE
+            model = self._replace_rows(x, share)
+        mask = self._find_mask(x, share)
         held_out = None if mask is None else self._list_held_out(x, mask)
-        fit = cp_fit(x, self.cp_tensor_, held_out=held_out, loss=loss)
+        fit = cp_fit(x, model, held_out=held_out, loss=loss)
         if isinstance(fit, CountFit):
             return fit.explained
         return fit.fit
 
-    def _find_mask(self, x: LabelledData) -> Mask:
-        """Return the mask, or the one of `holdout`: the same for equal tensors."""
-        if self.holdout is None:
+    def _is_fitted_to(self, x: LabelledData) -> bool:
+        """Return whether a tensor is that of `fit`, by its facts."""
+        origin = _describe(x)
+        return origin.is_like(self._origin) and origin.has_norm_of(self._origin)
+
+    def _replace_rows(self, x: LabelledData, share: float) -> tuple[Array, list[Array]]:
+        """Return the model with rows of `x` in its first mode, found without the held-out entries.
+
+        These entries are those of the mask, or a share of the nonzeros.
+        """
+        mask = self._find_mask(x, share)
+        rows = self._find_rows(drop_missing(x, mask), mask)
+        return self.cp_tensor_.weights, [rows, *self.cp_tensor_.factors[1:]]
+
+    def _find_mask(self, x: LabelledData, share: float | None) -> Mask:
+        """Return the mask, or one of a share of the nonzeros: the same for equal tensors."""
+        if self.mask is not None or share is None:
             return self.mask
         has_zeros = find_method(self.method).knows_zeros
         random = np.random.RandomState(0)
         plain = as_flycoo(x, check_coords=True)
-        count = count_share(plain.nnz, self.holdout)
+        count = count_share(plain.nnz, share)
         coords = hold_out(plain, count, random, with_zeros=has_zeros)
         return make_mask(coords, plain.shape)
 
@@ -246,8 +258,12 @@ class FlycooCP:
 
         An array, or a table if `set_output` says so, with the labels of `x` as its index.
         """
+        self._check_fitted()
         x = _take_only(x)
-        rows = fold_in(self.cp_tensor_, x, 0, mask=self._mask_rows(x))
+        mask = None
+        if _describe(x).is_like(self._origin):
+            mask = self._find_mask(x, self._share)
+        rows = self._find_rows(x, mask)
         output = getattr(self, "_sklearn_output_config", {}).get("transform", "default")
         if output == "default":
             return rows
@@ -262,15 +278,13 @@ class FlycooCP:
         index = next(iter(labels.values()), None)  # of the first mode
         return pandas.DataFrame(move(rows, np), index, columns)
 
-    def _mask_rows(self, x: LabelledData) -> Any:
-        """Return the mask for the rows to transform: of `fit` for its tensor, else an empty one."""
+    def _find_rows(self, x: LabelledData, mask: Mask) -> Array:
+        """Return factor rows of the first mode from all entries that `mask` does not mark."""
         if not find_method(self.method).knows_zeros:
-            return None  # only what is stored is known
-        if _describe(x).is_like(self._origin):
-            mask = self._find_mask(x)
-            if mask is not None:
-                return mask
-        return np.ones((1,) * x.ndim)
+            mask = None  # only what is stored is known
+        elif mask is None:
+            mask = np.ones((1,) * x.ndim)  # a mask of the fit is for its own rows
+        return fold_in(self.cp_tensor_, x, 0, mask=mask)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose what `transform` returns, as scikit-learn's pipelines do.
@@ -283,7 +297,11 @@ class FlycooCP:
         return self
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Return a name for each column of `transform`: "flycoocp0", "flycoocp1" and so on."""
+        """Return a name for each column of `transform`: "flycoocp0", "flycoocp1" and so on.
+
+        Raises NotFittedError before a fit.
+        """
+        self._check_fitted()
         rank = self.cp_tensor_.weights.shape[0]
         return np.array([f"flycoocp{column}" for column in range(rank)], object)
 
@@ -300,6 +318,17 @@ class FlycooCP:
             setattr(self, name, value)
         return self
 
+    def _check_fitted(self) -> None:
+        """Raise scikit-learn's error, an AttributeError too, if there is no model yet."""
+        if "cp_tensor_" in vars(self):
+            return
+        text = "this FlycooCP is not fitted yet: call fit first"
+        try:
+            from sklearn.exceptions import NotFittedError
+        except ImportError:
+            raise AttributeError(text) from None
+        raise NotFittedError(text)
+
     def __getattr__(self, name: str) -> Any:
         text = f"FlycooCP has no attribute {name!r}"
         if not name.startswith("__"):
@@ -307,9 +336,15 @@ class FlycooCP:
         raise AttributeError(text)
 
     def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import Tags, TargetTags
+        from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
 
-        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=False),
+            transformer_tags=TransformerTags(preserves_dtype=["float64", "float32"]),
+            input_tags=InputTags(two_d_array=False),  # no arrays, but sparse tensors
+            no_validation=True,
+        )
 
 
 class _Origin(NamedTuple):
@@ -333,25 +368,13 @@ def _describe(x: Any) -> _Origin:
     return _Origin(plain.shape, plain.nnz, float(plain.norm()))
 
 
-def _is_scored(estimator: FlycooCP) -> bool:
-    """Return whether scikit-learn's model selection fits an estimator to score it.
-
-    It gives parts of a tensor to `fit` as if they were tensors, and turns each error of `score` to
-    nan and a warning, but raises those of `fit`. Nothing that it passes says so: only the stack of
-    callers does. Where a pipeline ends in another estimator, such as a classifier of factor rows,
-    that one is scored, which is right.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        is_selection = frame.f_globals.get("__name__", "").startswith("sklearn.model_selection")
-        if is_selection and frame.f_locals.get("estimator") is estimator:
-            return True
-        frame = frame.f_back
-    return False
+def _is_listed(x: Any) -> bool:
+    """Return whether `x` is a list of one tensor, as a search takes it."""
+    return type(x) is list and len(x) == 1
 
 
 def _take_only(x: Any) -> Any:
-    """Return the only item of a list, in which a search passes the tensor."""
-    if type(x) is list and len(x) == 1:
+    """Return the only item of a list, or whatever else as it is."""
+    if _is_listed(x):
         return x[0]
     return x

@@ -46,7 +46,7 @@ _TOLERANCE = 1e-12
 @mirror
 def fold_in(
     cp_tensor: Any,
-    x_new: LabelledData,
+    x_new: Any,  # of which kind, the model decides
     mode: int | str,
     *,
     loss: str | None = None,

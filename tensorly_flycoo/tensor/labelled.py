@@ -221,6 +221,15 @@ def _make_reduction(name: str) -> Callable[..., Any]:
     return reduce
 
 
+def _find_array(place: Any) -> np.ndarray | None:
+    """Return an array of row numbers in an index, alone or before `...`; None if it is another."""
+    if isinstance(place, tuple) and place[1:] == (...,):
+        place = place[0]
+    if isinstance(place, np.ndarray) and place.ndim == 1:
+        return place
+    return None
+
+
 def drop_labels(x: Any) -> Any:
     """Return the tensor of a LabelledTensor, and anything else as it is."""
     if isinstance(x, LabelledTensor):
@@ -340,13 +349,15 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         return getattr(self.tensor, name)
 
     def __getitem__(self, place: Any) -> Any:
+        rows = _find_array(place)
+        if rows is not None:  # of a fold, as scikit-learn takes it
+            return self._take_rows(0, rows)
         try:
             return super().__getitem__(place)
         except TypeError:
             raise TypeError(
-                f"a LabelledTensor is indexed by {place!r}, expected 0 for its tensor or 1 for its "
-                "labels: call its take, or index its .tensor; a search of scikit-learn takes [x], "
-                "in cv=[([0], [0])]"
+                f"a LabelledTensor is indexed by {place!r}, expected 0 for its tensor, 1 for its "
+                "labels, or an array of rows of its first mode: call its take, or index its .tensor"
             ) from None
 
     def __dir__(self) -> list[str]:
@@ -413,6 +424,27 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         unknown = unknown_cells.transpose(self.unknown, order)
         return self._label_modes(self.tensor.transpose(order), order, unknown)
 
+    if TYPE_CHECKING:  # methods of the tensor, which are made below
+
+        def map(self, function: Callable[[Any], Any]) -> Self: ...
+        def astype(self, dtype: Any) -> Self: ...
+        def __add__(self, other: Any) -> Self: ...
+        def __radd__(self, other: Any) -> Self: ...
+        def __sub__(self, other: Any) -> Self: ...
+        def __mul__(self, other: Any) -> Self: ...
+        def __rmul__(self, other: Any) -> Self: ...
+        def __truediv__(self, other: Any) -> Self: ...
+        def __floordiv__(self, other: Any) -> Self: ...
+        def __mod__(self, other: Any) -> Self: ...
+        def __pow__(self, exponent: Any) -> Self: ...
+        def __neg__(self) -> Self: ...
+        def __pos__(self) -> Self: ...
+        def __abs__(self) -> Self: ...
+        def sum(self, axis: Any = None) -> Any: ...
+        def mean(self, axis: Any = None) -> Any: ...
+        def max(self, axis: Any = None) -> Any: ...
+        def min(self, axis: Any = None) -> Any: ...
+
     T = property(transpose)
     __array_priority__ = FlycooTensor.__array_priority__
     __hash__ = object.__hash__
@@ -466,10 +498,15 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         except (TypeError, ValueError, LookupError, pandas.errors.IndexingError) as error:
             expected = f"expected labels such as {known_labels[0]!s}"
             raise ValueError(f"labels of mode {name!r}: {error}, {expected}") from None
-        modes_before = [slice(None)] * number
+        return self._take_rows(number, rows)
+
+    def _take_rows(self, mode: int, rows: np.ndarray) -> Self:
+        """Return the part with some rows of a mode, by their numbers, in their sequence."""
+        modes_before = [slice(None)] * mode
         part: Any = self.tensor[(*modes_before, rows)]
-        unknown = unknown_cells.take_rows(self.unknown, number, rows, known_labels.size)
-        labels_left = Labels(self.labels | {name: known_labels[rows]}, self.labels.ordered)
+        name, labels = [*self.labels.items()][mode]
+        unknown = unknown_cells.take_rows(self.unknown, mode, rows, labels.size)
+        labels_left = Labels(self.labels | {name: labels[rows]}, self.labels.ordered)
         return type(self)(part, labels_left, unknown, self.value_column)
 
     def to_frame(self, values: str = "value") -> "DataFrame":

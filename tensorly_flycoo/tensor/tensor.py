@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, array_module, as_array, is_cupy, move, read_into_memory
 from ..base.checks import (
+    DensifyError,
     check_coords,
     check_count,
     check_dtype,
@@ -43,6 +44,12 @@ _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
 #: What to use for products with a matrix.
 USE_MODE_DOT = "tl.tenalg.mode_dot(x, matrix, mode) multiplies x by a matrix in a mode"
+
+#: Functions whose results are small, but that sparse tensors do not have; and what to use.
+FINDS_ELEMENTS = {"all", "any", "argmax", "argmin", "argsort", "sort"}
+USE_EXTREMES = (
+    "x.max() and x.min() count the zeros too, and tl.tensor(x).nonzeros() has what is stored"
+)
 
 #: Also for differences, which most often are residuals.
 _USE_FIT = f"{_USE_NONZEROS}, and tensorly_flycoo.cp_fit(x, cp) for the error of a CP model"
@@ -363,7 +370,7 @@ class FlycooTensor:
     def nbytes(self) -> int:
         return self._layout.nbytes
 
-    def norm(self) -> np.floating:
+    def norm(self) -> Any:
         """Return the Frobenius norm, summed in float64, as a scalar of the tensor's dtype.
 
         Examples
@@ -545,7 +552,9 @@ class FlycooTensor:
 
     # Over all modes or some
 
-    def sum(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
+    # `axis` decides what results: a number, a vector or a tensor.
+
+    def sum(self, axis: int | Iterable[int] | None = None) -> Any:
         """Sum the elements over all or some modes.
 
         Parameters
@@ -587,7 +596,7 @@ class FlycooTensor:
         summed = self._derive(lambda x: rebuild(x, _keep_modes, kept, x._engine, shape=shape))
         return summed._flatten()
 
-    def mean(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
+    def mean(self, axis: int | Iterable[int] | None = None) -> Any:
         """Average the elements, including zeros, over all or some modes.
 
         Parameters, results and errors are those of `FlycooTensor.sum`.
@@ -601,7 +610,7 @@ class FlycooTensor:
         num_summed = math.prod(self.shape[mode] for mode in modes)
         return self.sum(modes) / float(num_summed)
 
-    def max(self, axis: int | Iterable[int] | None = None) -> np.floating:
+    def max(self, axis: int | Iterable[int] | None = None) -> Any:
         """Find the largest element, zeros included.
 
         Raises
@@ -617,13 +626,13 @@ class FlycooTensor:
         """
         return self._find_extreme(axis, "max")
 
-    def min(self, axis: int | Iterable[int] | None = None) -> np.floating:
+    def min(self, axis: int | Iterable[int] | None = None) -> Any:
         """Find the smallest element, zeros included; see `FlycooTensor.max`."""
         return self._find_extreme(axis, "min")
 
     def _find_extreme(
         self, axis: int | Iterable[int] | None, name: str, num_zeros: int | None = None
-    ) -> np.floating:
+    ) -> Any:
         """Find the "max" or "min" of the nonzeros and of so many zeros, by default all."""
         if len(check_axes(axis, self.ndim)) < self.ndim:
             instead = f"x.to_coo().{name}(axis) gives it over some"
@@ -765,8 +774,20 @@ class FlycooTensor:
         power = self.dtype.type(number)
         return self._map_values(lambda values: values**power)
 
-    __neg__ = functools.partialmethod(_map_values, operator.neg, 1.0)
-    __abs__ = functools.partialmethod(_map_values, np.abs, 1.0)
+    def __neg__(self) -> FlycooTensor:
+        return self._map_values(operator.neg, 1.0)
+
+    def __abs__(self) -> FlycooTensor:
+        return self._map_values(np.abs, 1.0)
+
+    def __add__(self, other: Any) -> FlycooTensor:
+        return self._add(other, sign=1, operation="FlycooTensor + array")
+
+    def __radd__(self, other: Any) -> FlycooTensor:
+        return self._add(other, sign=1, operation="array + FlycooTensor")
+
+    def __sub__(self, other: Any) -> FlycooTensor:
+        return self._add(other, sign=-1, operation="FlycooTensor - array")
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         """Compute ``self + sign * other``; errors name the `operation`."""
@@ -811,10 +832,6 @@ class FlycooTensor:
         if hasattr(other, "fill_value") and hasattr(other, "coords"):
             return FlycooTensor.from_coo(other, device=self._engine.local_device)
         return other
-
-    __add__ = functools.partialmethod(_add, sign=1, operation="FlycooTensor + array")
-    __radd__ = functools.partialmethod(_add, sign=1, operation="array + FlycooTensor")
-    __sub__ = functools.partialmethod(_add, sign=-1, operation="FlycooTensor - array")
 
     def _refuse(self, operation: str, instead: str, *_: Any, **__: Any) -> NoReturn:
         raise densify_error(operation, self.shape, instead)
@@ -908,6 +925,8 @@ class FlycooTensor:
         is_first = function is np.concatenate or (args and isinstance(args[0], type(self)))
         if ours is None or not args or not is_first:
             name = f"{function.__module__}.{function.__name__}"
+            if function.__name__ in FINDS_ELEMENTS:
+                raise DensifyError(f"{name} takes no sparse tensor; {USE_EXTREMES}")
             instead = "x.map(function) does if it keeps zeros, and x.to_coo() gives the nonzeros"
             if function in (np.einsum, np.tensordot, np.dot, np.matmul):
                 instead = USE_MODE_DOT

@@ -146,6 +146,7 @@ def test_from_a_frame_to_new_rows():
     plain = {"linesearch": False}  # as parafac
     model = FlycooCP(2, n_starts=1, n_iter_max=5, random_state=0, options=plain).fit(x)
     assert model.score(x) == pytest.approx(cp_fit(x, cp).fit)
+    assert 0 < model.score(x[np.arange(5)]) < 1  # of rows that are found there
 
 
 def test_a_labelled_tensor_is_computed_with():

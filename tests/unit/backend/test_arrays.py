@@ -481,6 +481,7 @@ def test_clip_keeps_what_is_within_the_limits():
     [
         (tl.argmax, r"tl\.argmax takes no sparse tensor; x\.max\(\)"),
         (tl.any, r"tl\.any takes no sparse tensor"),
+        (np.argmax, r"numpy\.argmax takes no sparse tensor; x\.max\(\)"),
         (lambda x: tl.einsum("ijk,ia->ajk", x, np.ones((4, 2))), "mode_dot"),
         (lambda x: tl.tensordot(x, np.ones((4, 2)), ([0], [0])), "mode_dot"),
         (lambda x: np.einsum("ijk,ia->ajk", x, np.ones((4, 2))), "mode_dot"),

@@ -3,6 +3,9 @@
 import contextlib
 import errno
 import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -63,4 +66,34 @@ def test_a_full_disk_is_an_error_that_names_the_path(tmp_path, name, nbytes):
     with pytest.raises(OSError, match=str(path)) as caught, limit_files(nbytes):
         WRITERS[name](path)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, os.fspath(path))
+    assert "None" not in str(caught.value)
     assert not any(tmp_path.iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from tensorly_flycoo.io import files
+
+make = files.make_folder if sys.argv[2] == "folder" else files.replace_file
+with make(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_process_left_is_removed_by_the_next_save(tmp_path, kind):
+    """What others wrote to, or write to other paths, stays, as does what is of other machines."""
+    path, other = tmp_path / "x", tmp_path / "x.npz"
+    for place in (path, other):
+        killed = subprocess.run([sys.executable, "-c", KILLED, place, kind])
+        assert killed.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob(".x.[!n]*.part")
+    machine, _, number = left.name.removeprefix(".x.").partition("-")
+    alive = tmp_path / f".x.{machine}-{os.getppid()}-0.part"
+    elsewhere = tmp_path / f".x.00000000-{number}"
+    for part in (alive, elsewhere):
+        part.write_bytes(b"1")
+    expected = {path, alive, elsewhere, *tmp_path.glob(".x.npz.*.part")}
+    assert len(expected) == 4
+    save(path, make_tensor())
+    assert {*tmp_path.iterdir()} == expected

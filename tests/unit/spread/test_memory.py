@@ -13,7 +13,7 @@ from numpy_primitives import NumpyPrimitives
 from problems import compute_all, make_exact_problem, make_problem
 from slow_cases import thin_out
 
-from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
+from tensorly_flycoo import FlycooTensor, decomposition, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.engines.out_of_memory import format_nbytes
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
@@ -368,7 +368,26 @@ def test_factors_that_exceed_the_free_memory_are_refused(monkeypatch):
     x = FlycooTensor([[0], [0]], [1.0], (10**6, 3), device="cpu")
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: 3 * 10**8)
     with tl.backend_context("flycoo"), pytest.raises(MemoryError, match="a random start of rank"):
-        tl.decomposition.parafac(x, 50, init="random", n_iter_max=1)
+        tl.decomposition.parafac(x, 50, init="random", n_iter_max=0)
+
+
+@pytest.mark.parametrize("name", decomposition.__all__)
+def test_iterations_that_exceed_the_free_memory_are_refused(name, monkeypatch):
+    """Though the factors alone, of 128 MB, would fit; before anything is allocated."""
+    size, free, rank = 2 * 10**6, 3 * 10**8, 8
+    ranks = rank if "tucker" not in name else (rank, rank, rank)
+    x = FlycooTensor(np.arange(24).reshape(3, 8) % 12, np.ones(8), (12, 12, size), device="cpu")
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: free)
+    message = rf"^{name} needs more memory .* about 384 MB; 300 MB is free\. .* a smaller rank, "
+    data = [(x, ("a", "b", "c"))] if name == "coupled_parafac" else x
+    decompose = getattr(decomposition, name)
+    tracemalloc.start()
+    try:
+        with tl.backend_context("flycoo"), pytest.raises(MemoryError, match=message):
+            decompose(data, ranks, random_state=0)
+        assert tracemalloc.get_traced_memory()[1] < 10**8
+    finally:
+        tracemalloc.stop()
 
 
 def test_free_memory_is_less_than_all():

@@ -285,6 +285,19 @@ def test_take():
         x.take("user", slice("a", "e"))
 
 
+def test_an_array_of_numbers_takes_rows_of_the_first_mode():
+    """As scikit-learn divides samples; of a tuple, so numbers and names still take its items."""
+    labels = {"user": list("edbca"), "item": range(6), "day": range(7)}
+    x = LabelledTensor(random_tensor(SHAPE, 100, random_state=0), labels)
+    rows = np.array([3, 0])
+    for part in (x[rows], x[rows, ...]):
+        assert part.labels["user"].tolist() == ["c", "e"]
+        assert part.take("user", ["e"]).sum() == x.take("user", ["e"]).sum()
+    assert x[0] is x.tensor
+    with pytest.raises(TypeError, match=r"expected 0 for .*, or an array of rows .*: call"):
+        x["user"]
+
+
 def test_times_with_a_zone_are_local_times():
     hours = pd.date_range("2026-01-01", periods=5, freq="h", tz="Asia/Tokyo")
     labels = {"t": hours, "item": range(6), "day": range(7)}
