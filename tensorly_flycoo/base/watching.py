@@ -34,8 +34,8 @@ _R = TypeVar("_R")
 #: The environment variable that says until `set_progress` is called whether lines are shown.
 PROGRESS_VARIABLE = "TENSORLY_FLYCOO_PROGRESS"
 
-#: A call is shown once it has taken this long.
-_PATIENCE_S = 5.0
+#: A call is shown once it has taken this long: so that the first look after it comes by 5 s.
+_PATIENCE_S = 4.7
 
 #: Seconds between two looks at the calls, and so between two states of the line.
 _INTERVAL_S = 0.25
@@ -48,6 +48,9 @@ _WIDTH = 100
 
 #: Options of calls that print, or that want silence.
 _FORBIDDING = ("verbose", "quiet")
+
+#: Types of errors that are shown: no device has to be waited for.
+_HOST_NUMBERS = (float, np.floating)
 
 _is_wanted: bool | None = None
 
@@ -146,14 +149,17 @@ class _Iterations:
     def __init__(self) -> None:
         self.num_done = 0
         self.num_max = 0
-        self.state = ""  # such as the fit
+        self.error: Any = None  # of the last one, if it is known
+        self.is_loss = False
         self.ends = collections.deque([time.monotonic()], maxlen=_NUM_TIMED + 1)
 
     def describe(self) -> str:
-        texts = [f"iteration {max(self.num_done, 1)} of {self.num_max}"]
-        if self.num_done and self.state:
-            texts.append(self.state)
-        return ", ".join(texts)
+        text = f"iteration {max(self.num_done, 1)} of {self.num_max}"
+        if not self.num_done or not isinstance(self.error, _HOST_NUMBERS):
+            return text
+        if self.is_loss:
+            return f"{text}, loss {self.error:.4g}"
+        return f"{text}, fit {1 - self.error:.4f}"
 
     def describe_times(self) -> str:
         """Describe the time of an iteration and the time left, which passes meanwhile."""
@@ -244,8 +250,9 @@ def note_iteration(
     if num_done > iterations.num_done:
         iterations.num_done = num_done
         iterations.ends.append(time.monotonic())
-    if isinstance(error, float | np.floating):
-        iterations.state = f"loss {error:.4g}" if is_loss else f"fit {1 - error:.4f}"
+    if error is not None:
+        iterations.error = error
+        iterations.is_loss = is_loss
 
 
 # Who is watched
@@ -293,8 +300,8 @@ def unwatched() -> Iterator[None]:
 def _watch(call: _Call) -> Iterator[None]:
     """Let the thread look at an outermost call."""
     token = _watched.set(call)
-    _screen.begin(call)
     try:
+        _screen.begin(call)
         yield
     finally:
         _watched.reset(token)
@@ -333,7 +340,8 @@ class _Screen:
 
     def end(self, call: _Call) -> None:
         with self._lock:
-            self._calls.remove(call)
+            if call in self._calls:  # else Ctrl-C has interrupted its beginning
+                self._calls.remove(call)
             _erase(call)
 
     def clear(self) -> None:

@@ -59,7 +59,9 @@ def fit(arguments: argparse.Namespace) -> None:
     profiles = find_profiles(cp)
     if not arguments.quiet:
         lines += [show_profiles(cp, profiles).describe(arguments.top), ""]
-    print_after(write_results(cp, profiles, folder, arguments), lines)
+    with watch("writing the results"):
+        written = write_results(cp, profiles, folder, arguments)
+    print_after(written, lines)
     if not arguments.quiet and count_tangents(cp.shape, cp.rank) <= _MAX_TANGENTS:
         with watch("judging the model"):
             print(_describe_trust(x, cp))
