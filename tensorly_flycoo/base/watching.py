@@ -177,7 +177,7 @@ class _Level:
         self.iterations: _Iterations | None = None
 
     def describe(self) -> str:
-        iterations = self.iterations  # another thread's
+        iterations = self.iterations  # which another thread may replace
         if iterations is not None:
             return iterations.describe()
         return self.stage
