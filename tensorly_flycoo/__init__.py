@@ -19,6 +19,7 @@ from .backend import register
 from .base.checks import DensifyError
 from .base.fit_record import FitRecord
 from .base.versions import show_versions
+from .base.watching import set_progress
 from .engines import set_device
 from .io import load, open_slabs, read_tns, save, save_slabs, write_tns
 from .io.dataframe import from_dataframe
@@ -72,6 +73,7 @@ __all__ = [
     "select_rank",
     "set_device",
     "set_precision",
+    "set_progress",
     "show_versions",
     "stats",
     "uncertainty",

@@ -187,7 +187,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
-        return _measure_sparse(tensor, order, axis)
+        return _norm(tensor, order, axis)
 
     @staticmethod
     def moveaxis(tensor: Any, source: int, destination: int) -> Any:
@@ -307,7 +307,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
 
 @mirror
-def _measure_sparse(tensor: Any, order: Any, axis: Any) -> Any:
+def _norm(tensor: Any, order: Any, axis: Any) -> Any:
     """Compute a norm of all elements of a sparse tensor."""
     is_largest = order in ("inf", np.inf)
     is_power = isinstance(order, int | float) and order > 0

@@ -247,7 +247,10 @@ def _error_calc(
             inner = inner_product(mttkrp, factors[-1])
         error = np.sqrt(residual_square(norm_tensor**2, weights, factors, inner))
     # On the host: TensorLy compares errors, and each comparison on a GPU would wait for it.
-    return mttkrp.dtype.type(float(error)), tensor, norm_tensor
+    error = float(error)
+    if tensor.sweep_count is not None:
+        tensor.sweep_count.note_error(error / float(norm_tensor))
+    return mttkrp.dtype.type(error), tensor, norm_tensor
 
 
 def _instead(function: Callable) -> Callable:

@@ -17,6 +17,7 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 from ..base.array_modules import Array
 from ..base.checks import densify_error
 from ..base.reporting import log_compilation, span
+from ..base.watching import watch
 from ..engines.out_of_memory import attempt
 from ..loop.whole_tensor import WholeTensor, check_start
 from ..ops import views
@@ -74,8 +75,9 @@ def divert(original: Callable, ours: Callable, takes: Callable[[str, Call], bool
             refuse_foreign(call.foreign)
         if not takes(original.__name__, call):
             return original(*args, **kwargs)
-        call.move_to_device()
-        return call.give_back(ours(*call.args, **call.kwargs))
+        with watch(original.__name__):
+            call.move_to_device()
+            return call.give_back(ours(*call.args, **call.kwargs))
 
     choose._flycoo_original = original  # type: ignore[attr-defined]
     return choose

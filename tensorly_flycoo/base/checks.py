@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike
 from .array_modules import Array, as_array, has_true, is_cupy, share
 from .reporting import recorder
 from .value_dtypes import FLOATS, VALUE_DTYPES
+from .watching import clear_line
 
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -88,6 +89,7 @@ def warn(message: str) -> None:
             break
         frame = frame.f_back
         level += 1
+    clear_line()
     warnings.warn(message, stacklevel=level)
 
 

@@ -1,6 +1,7 @@
 """Reports of a call that takes long: the stage it has reached, and the kernels it compiled.
 
-A stage goes to the listener of the caller's context, such as a `Progress`; without one, to the log.
+A stage goes to the listener of the caller's context, such as a `Progress`; without one, to the log,
+and to the line about a call that is watched.
 A profile that is on is told more: when calls and their parts begin and end, and what is refused.
 """
 
@@ -10,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
+
+from .watching import note_stage
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -27,6 +30,7 @@ def report(stage: str) -> None:
 
     Without a listener this is a log line at level INFO.
     """
+    note_stage(stage)
     listener = _listener.get() or _logger.info
     listener(stage)
 

@@ -1,6 +1,7 @@
 """The commands and their options; what fails becomes one line and an exit code."""
 
 import argparse
+import contextlib
 import inspect
 import io
 import os
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from .. import __version__, set_progress
 from .environment import autoload, info, run_script
 from .fit import fit
 from .options import (
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # labels may be what its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with spell_warnings():
+        with spell_warnings(), _obey_quiet(arguments):
             arguments.run(arguments)
         print(end="", flush=True)
     except BrokenPipeError:  # "| head" has read enough; results are written before this
@@ -113,6 +114,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error:", spell(str(error)), file=sys.stderr)
         return 1
     return 0
+
+
+def _obey_quiet(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Show no progress with --quiet, which not all commands have."""
+    if getattr(arguments, "quiet", False):
+        return set_progress(False)
+    return contextlib.nullcontext()
 
 
 def make_parser() -> argparse.ArgumentParser:

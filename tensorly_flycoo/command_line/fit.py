@@ -3,12 +3,12 @@
 import argparse
 
 from .. import LabelledCP, LabelledTensor, cp_fit, diagnose
+from ..base.watching import watch
 from ..loop.cp_model import count_zeros
 from ..loop.terracini import count_tangents
 from ..models.best_of import Starts
 from .fitting import check_options, choose_loss, choose_method, decompose, use_device
 from .profiles import find_profiles, show_profiles
-from .progress import step
 from .reading import (
     check_exists,
     check_modes,
@@ -59,9 +59,11 @@ def fit(arguments: argparse.Namespace) -> None:
     profiles = find_profiles(cp)
     if not arguments.quiet:
         lines += [show_profiles(cp, profiles).describe(arguments.top), ""]
-    print_after(write_results(cp, profiles, folder, arguments), lines)
+    with watch("writing the results"):
+        written = write_results(cp, profiles, folder, arguments)
+    print_after(written, lines)
     if not arguments.quiet and count_tangents(cp.shape, cp.rank) <= _MAX_TANGENTS:
-        with step("judging the model", arguments):
+        with watch("judging the model"):
             print(_describe_trust(x, cp))
 
 

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import tensorly as tl
 
 from .. import LabelledTensor, Progress, set_device
+from ..base.watching import is_seen
 from ..decomposition.methods import METHODS, Method
 from ..models.best_of import Starts, best_of, end_at_model, run_once
 from .options import NUM_STARTS
-from .progress import shows_progress
 from .reading import is_table
 
 #: Iterations between log lines.
@@ -96,7 +96,7 @@ def decompose(
         options["validation"] = held_out
     default_starts = NUM_STARTS if arguments.init == "random" else 1
     num_starts = arguments.starts or default_starts
-    show = _choose_show(arguments)
+    show = _choose_show()
     with Progress(arguments.iterations, show=show, log_every=_LOG_EVERY) as progress:
         if num_starts == 1:
             return _run_alone(x, method, arguments, options, progress)
@@ -135,9 +135,9 @@ def _choose_tol(tol: float | None, method: Method) -> float:
     return _TOL_OF_ALL_CELLS if is_of_all_cells else _TOL
 
 
-def _choose_show(arguments: argparse.Namespace) -> str | None:
+def _choose_show() -> str | None:
     """Return how to show progress, if at all: by a bar, if tqdm is installed, else by lines."""
-    if not shows_progress(arguments):
+    if not is_seen():
         return None
     if importlib.util.find_spec("tqdm") is not None:
         return "bar"

@@ -3,9 +3,9 @@
 import argparse
 
 from .. import select_rank
+from ..base.watching import is_seen
 from ..decomposition.methods import METHODS
 from .fitting import check_options, choose_loss, choose_method, list_options, use_device
-from .progress import shows_progress, step
 from .reading import check_exists, check_suffix, name_after, read_tensor
 from .writing import print_after, try_folder, write_ranks
 
@@ -28,16 +28,15 @@ def rank(arguments: argparse.Namespace) -> None:
     with use_device(arguments):
         try_folder(folder)
         x = read_tensor(arguments, suffix)
-        with step(f"searching ranks of {x!r}, loss {loss}", arguments):
-            selection = select_rank(
-                x,
-                arguments.ranks,
-                arguments.starts,
-                method.name,
-                random_state=arguments.seed,
-                quiet=not shows_progress(arguments),
-                **list_options(method, arguments),
-            )
+        selection = select_rank(
+            x,
+            arguments.ranks,
+            arguments.starts,
+            method.name,
+            random_state=arguments.seed,
+            quiet=not is_seen(),
+            **list_options(method, arguments),
+        )
     lines = [f"{arguments.file}: {x!r}, loss {loss}"]
     if not arguments.quiet:
         lines.append(repr(selection))

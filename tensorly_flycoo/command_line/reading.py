@@ -9,10 +9,10 @@ import numpy as np
 
 from .. import FitRecord, LabelledCP, LabelledTensor, from_dataframe, read_tns
 from ..base.checks import warn
+from ..base.watching import watch
 from ..io.table_files import read_table
 from ..loop.holding_out import hold_out
 from ..loop.masks import MissingEntries
-from .progress import step
 from .wording import spell_warnings
 
 #: The readable files, by the ends of their names.
@@ -67,7 +67,7 @@ def check_modes(option: str, modes: Sequence[str], known: Collection[str]) -> No
 
 def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
     """Read the file of `fit`; the labels of a .tns are its indices as in the file, from 1."""
-    with step(f"reading {arguments.file}", arguments):
+    with watch(f"reading {arguments.file}"):
         if not is_table(suffix):
             return _read_indices(arguments)
         options = {
@@ -174,7 +174,7 @@ def _read_with_labels(
     """Read a file with the labels of a model, on its device."""
     suffix = check_suffix(path, arguments)
     check_exists(path)
-    with step(f"reading {path}", arguments):
+    with watch(f"reading {path}"):
         if is_table(suffix):
             options |= {"missing": arguments.missing or "raise", "device": "cpu"}
             return _read_events(path, cp.names, values, arguments, cp.labels, **options)
@@ -196,7 +196,7 @@ def read_rows(arguments: argparse.Namespace, cp: LabelledCP) -> Any:
     if not is_table(suffix):
         frame = _read_with_labels(path, None, arguments, cp).to_frame()
         return frame[[*cp.names]]
-    with step(f"reading {path}", arguments):
+    with watch(f"reading {path}"):
         table = _read_columns(path, cp.names, None, arguments, cp.labels)
     if arguments.missing == "drop":
         complete = table.drop_null()

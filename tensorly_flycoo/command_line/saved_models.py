@@ -7,10 +7,10 @@ import numpy as np
 
 from .. import anomaly_scores
 from ..base.checks import require
+from ..base.watching import watch
 from ..models import diagnose as find_diagnosis
 from ..models import recommend as find_best
 from ..tensor.labelled import take_labels
-from .progress import step
 from .reading import (
     check_modes,
     load_model,
@@ -33,7 +33,7 @@ def predict(arguments: argparse.Namespace) -> None:
     require("pandas", _NEED_PANDAS)
     cp = load_model(arguments.model)
     rows = read_rows(arguments, cp)
-    with step("predicting", arguments):
+    with watch("predicting"):
         rows.insert(len(cp.names), "prediction", cp.predict(rows))
         path = arguments.output or name_after(arguments.file, "_predictions.csv")
         write_table(rows, path, arguments)
@@ -57,7 +57,7 @@ def recommend(arguments: argparse.Namespace) -> None:
     excluded = None
     if arguments.exclude is not None:
         excluded = read_cells(arguments.exclude, arguments, cp)
-    with step("recommending", arguments):
+    with watch("recommending"):
         best = find_best(cp, mode, labels, arguments.n, of=of, exclude=excluded)
         counts = [len(found) for found in best]
         names = [name for found in best for name in found]
@@ -77,7 +77,7 @@ def anomalies(arguments: argparse.Namespace) -> None:
     require("pandas", _NEED_PANDAS)
     cp = load_model(arguments.model)
     x = read_for_model(arguments, cp)
-    with step("scoring", arguments):
+    with watch("scoring"):
         frame = anomaly_scores(x, cp).sort_values("score", ascending=False, kind="stable")
         path = arguments.output or name_after(arguments.file, "_anomalies.csv")
         write_table(frame, path, arguments)
@@ -91,7 +91,7 @@ def diagnose(arguments: argparse.Namespace) -> None:
     require("pandas", _NEED_PANDAS)
     cp = load_model(arguments.model)
     x = read_for_model(arguments, cp)
-    with step("judging the model", arguments):
+    with watch("judging the model"):
         found = find_diagnosis(x, cp)
     path = arguments.output or name_after(arguments.file, "_diagnosis.csv")
     write_text(path, found.table.to_csv(index_label="component"))

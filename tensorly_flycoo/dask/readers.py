@@ -13,6 +13,7 @@ from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
 from ..base.checks import check_choice
+from ..base.watching import watched
 from ..io.dataframe import MISSING, check_modes
 from ..io.parts import Reading
 from ..io.places import FilePath, list_files
@@ -25,6 +26,7 @@ from .partitions import TableReader, list_parquet_parts, read_tns_file
 from .waiting import WorkerLost, free_after_error
 
 
+@watched
 def read_parquet(
     path: FilePath | Iterable[FilePath],
     modes: Sequence[str],
@@ -127,6 +129,7 @@ def read_parquet(
     return LabelledTensor(x, labels, value_column=values)
 
 
+@watched
 def from_dask_dataframe(
     df: Any, modes: Sequence[str], values: str | None = None, **options: Any
 ) -> LabelledTensor | ClusterTensor:
@@ -171,6 +174,7 @@ def from_dask_dataframe(
     return read_parquet(df, modes, values, **options)
 
 
+@watched
 def read_tns(
     paths: FilePath | Iterable[FilePath],
     shape: Sequence[int] | None = None,
@@ -211,6 +215,7 @@ def read_tns(
     return _place(source, client, workers, device)
 
 
+@watched
 def open_slabs(
     path: FilePath,
     *,

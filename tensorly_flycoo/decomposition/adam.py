@@ -229,6 +229,7 @@ class Adam(Sweep):
     """
 
     solver = "generalized_parafac"
+    is_loss = True
 
     def __init__(
         self,

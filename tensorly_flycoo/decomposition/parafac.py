@@ -28,7 +28,7 @@ from ..loop.run import Accelerator, Callback, Run, find_state, only_reads
 from ..loop.smoothness import Smoothness, read_smoothness
 from ..loop.starting import list_free_modes, start
 from ..loop.stopping import Converged, Stop
-from ..loop.whole_tensor import WholeTensor
+from ..loop.whole_tensor import SweepCount, WholeTensor
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.tensor import FlycooTensor
 
@@ -424,6 +424,9 @@ def _run_tensorly_loop(whole: WholeTensor, options: _Options) -> Any:
     callback = options.callback
     has_callback = callback is not None
     whole.num_left = options.n_iter_max + has_callback
+    last_mode = whole.ndim - 1  # which is never fixed
+    free_modes = set(range(last_mode)) - set(options.fixed_modes or ())
+    whole.sweep_count = SweepCount(min(free_modes, default=last_mode), options.n_iter_max)
     memory.factors_may_change = not only_reads(callback)
     memory.has_unit_weights = not options.normalize_factors  # the loop leaves them as they are
     is_plain = callback is None and memory.has_unit_weights and not options.linesearch

@@ -4,11 +4,11 @@ import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..base.array_modules import Array, is_cupy
 from ..base.checks import DEVICES, check_choice, check_count
+from ..base.choices import Choice
 from ..base.devices import Devices
 
 if TYPE_CHECKING:
@@ -32,26 +32,7 @@ _logger = logging.getLogger("tensorly_flycoo")
 _chosen_device: str | None = None
 
 
-class DeviceChoice:
-    """The result of `set_device`: leaving its ``with`` block restores the previous choice."""
-
-    def __init__(self, device: str, gpus: int | None, restore: Callable[[], None]) -> None:
-        self._device = device
-        self._gpus = gpus
-        self._restore = restore
-
-    def __repr__(self) -> str:
-        gpus = "" if self._gpus is None else f", gpus={self._gpus}"
-        return f"<device {self._device!r}{gpus}>"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exception: object) -> None:
-        self._restore()
-
-
-def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
+def set_device(device: str, *, gpus: int | str | None = None) -> Choice:
     """Choose the device of tensors made from now on, in the whole process.
 
     Until it is called, the environment variable TENSORLY_FLYCOO_DEVICE names the device, by default
@@ -70,7 +51,7 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
 
     Returns
     -------
-    DeviceChoice
+    Choice
         A context manager: ``with set_device("cpu"):`` restores the previous choice at the end of
         the block. A plain call holds until the next one.
 
@@ -120,7 +101,10 @@ def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
 
     _chosen_device = device
     engine.devices = devices
-    return DeviceChoice(device, num_gpus, restore)
+    text = f"device {device!r}"
+    if num_gpus is not None:
+        text += f", gpus={num_gpus}"
+    return Choice(text, restore)
 
 
 def _choose_gpus(engine: Engine, gpus: int | str) -> Devices:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array
-from .locks import make_lock
+from ..base.locks import make_lock
 from .packing import Cut, Groups, RecordFormat
 
 #: How many items each type can number from 0, narrow types first.

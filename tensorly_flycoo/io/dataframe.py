@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..base.checks import MAX_MODE_SIZE, check_choice, check_values, num_cells, warn
+from ..base.watching import watched
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor, group_cells
@@ -53,6 +54,7 @@ _MANY_ROWS = 1000
 _logger = logging.getLogger(__name__)
 
 
+@watched
 def from_dataframe(
     df: Any,
     modes: Iterable[str],

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..base.array_modules import read_into_memory
 from ..base.checks import check_choice
+from ..base.watching import watched
 from ..tensor.converters import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
@@ -15,6 +16,7 @@ from .dataframe import keep_zeros, open_table
 from .entries import CodedColumn, ColumnLabels, coarsen, list_ordered, number_entries
 
 
+@watched
 def from_xarray(array: Any, *, missing: str = "raise", **options: Any) -> LabelledTensor:
     """Make a tensor from an `xarray.DataArray`: its dimensions become modes, coordinates labels.
 
@@ -110,6 +112,7 @@ def _read_coordinates(array: Any) -> Labels:
     return Labels(labels, ordered=ordered)
 
 
+@watched
 def from_anndata(
     adata: Any,
     obs: str | Sequence[str] | None = None,

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array, move
 from ..base.checks import LAYOUTS, check_choice, check_shape
 from ..base.value_dtypes import VALUE_DTYPES
+from ..base.watching import watched
 from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products
 from ..format.layout import Layout
@@ -37,6 +38,7 @@ _WORD_DTYPES = {"uint32": np.uint32, "uint64": np.uint64}
 _BESIDE_LAYOUT = ("header", "labels_", "text_", "unknown")
 
 
+@watched
 def save(path: FilePath, x: LabelledData) -> None:
     """Save a tensor and its plan, so that `load` need not build the plan again.
 
@@ -122,6 +124,7 @@ def label(x: FlycooTensor, reader: ArrayReader) -> LabelledTensor:
     return LabelledTensor(x, labels, unknown, value_column)
 
 
+@watched
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:
     """Load a tensor that `save` wrote, on any device.
 

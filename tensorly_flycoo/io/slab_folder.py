@@ -17,6 +17,7 @@ from ..base.checks import check_choice, check_count, check_shape
 from ..base.devices import OneDevice
 from ..base.reporting import report
 from ..base.value_dtypes import VALUE_DTYPES
+from ..base.watching import watched
 from ..engines import Engine, select_engine
 from ..engines.out_of_memory import attempt
 from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
@@ -238,6 +239,7 @@ def _append(path: Path, numbers: np.ndarray) -> None:
         file.write(np.ascontiguousarray(numbers).data)
 
 
+@watched
 def save_slabs(
     path: FilePath,
     parts: Parts,
@@ -426,6 +428,7 @@ def _name_slab(number: int) -> str:
     return f"slab-{number:05d}.npz"
 
 
+@watched
 def open_slabs(
     path: FilePath, *, device: str | None = None, keep: str | None = None, verify: bool = False
 ) -> FlycooTensor | LabelledTensor:

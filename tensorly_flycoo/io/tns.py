@@ -7,6 +7,7 @@ import numpy as np
 
 from ..base.array_modules import move
 from ..base.checks import check_choice
+from ..base.watching import watched
 from ..spread.slab_layout import SlabLayout
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.pieces import list_pieces
@@ -19,6 +20,7 @@ from .places import FilePath, list_files
 _NUM_LINES = 2**16
 
 
+@watched
 def read_tns(
     path: FilePath,
     *,
@@ -120,6 +122,7 @@ def read_tns(
     return FlycooTensor(*nonzeros, **options)
 
 
+@watched
 def write_tns(path: FilePath, x: LabelledData, *, index_base: int = 1) -> None:
     """Write a tensor to a .tns file; `read_tns` restores every bit.
 

@@ -18,6 +18,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.checks import check_integer, check_modes, check_real
 from ..base.fit_record import FitRecord, attach, current_record, find_record, recording
 from ..base.reporting import log_compilation, span
+from ..base.watching import watch
 from ..engines.out_of_memory import attempt, check_room
 from ..ops.ragged import RaggedTensor
 from ..spread.memory import count_iteration_nbytes
@@ -135,7 +136,8 @@ def guard(
         x = call.tensor
         record = functools.partial(describe or _name_only, name, defaults | call.kwargs, x)
         compute = functools.partial(_compute, function, name, call, first, converts)
-        with recording(name, record), span(name, x), log_compilation():
+        watching = watch(name, call.kwargs)
+        with recording(name, record), span(name, x), watching, log_compilation():
             result = attempt(name, compute)
             model = result[0] if isinstance(result, tuple) else result
             if find_record(model) is None and isinstance(model, FactorizedTensor):

@@ -99,6 +99,7 @@ class PoissonUpdates(Sweep):
     """
 
     solver = "generalized_parafac"
+    is_loss = True
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, final
 
 from ..base.array_modules import Array
 from ..base.checks import check_choice
+from ..base.choices import Choice
 from ..engines.narrow_rows import NARROW_FORMATS, NarrowRows
 from ..spread import row_shards
 from ..spread.row_shards import RowShards, find_owner
@@ -30,25 +31,7 @@ _ROUNDINGS = 2.0
 _chosen_precision = "own"
 
 
-class PrecisionChoice:
-    """The result of `set_precision`: leaving its ``with`` block restores the previous choice."""
-
-    def __init__(self, precision: str, previous: str) -> None:
-        self._precision = precision
-        self._previous = previous
-
-    def __repr__(self) -> str:
-        return f"<precision {self._precision!r}>"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exception: object) -> None:
-        global _chosen_precision
-        _chosen_precision = self._previous
-
-
-def set_precision(precision: str) -> PrecisionChoice:
+def set_precision(precision: str) -> Choice:
     """Choose the precision of the factors of `parafac` far from its end, in the whole process.
 
     Until it is called, the precision is "own".
@@ -63,7 +46,7 @@ def set_precision(precision: str) -> PrecisionChoice:
 
     Returns
     -------
-    PrecisionChoice
+    Choice
         A context manager: ``with set_precision("mixed"):`` restores the previous choice at the end
         of the block. A plain call holds until the next one.
 
@@ -96,8 +79,13 @@ def set_precision(precision: str) -> PrecisionChoice:
     """
     global _chosen_precision
     previous = _chosen_precision
+
+    def restore() -> None:
+        global _chosen_precision
+        _chosen_precision = previous
+
     _chosen_precision = check_choice(precision, "precision", PRECISIONS)
-    return PrecisionChoice(precision, previous)
+    return Choice(f"precision {precision!r}", restore)
 
 
 class _Narrowed(NamedTuple):

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..base.fit_record import FitRecord, RunState, attach, current_record
+from ..base.watching import note_iteration
 from ..io.checkpoint import Resumed
 from .stopping import Stop
 
@@ -33,6 +34,7 @@ class Sweep(ABC):
     """One plain iteration of a decomposition, over all parts of its model."""
 
     solver: str  # the name of the decomposition
+    is_loss = False  # whether its errors are those of a loss, not relative ones
     model: RunModel
 
     @abstractmethod
@@ -125,6 +127,7 @@ class Run:
         # The run that wrote the checkpoint would have done so before its next iteration.
         if is_resumed and self.normalize is not None:
             self.normalize(model)
+        self._note(0)
         for iteration in range(self.n_iter_max):
             if self.verbose > 1:
                 print(f"iteration {iteration} begins")
@@ -133,10 +136,15 @@ class Run:
                 model.errors.append(error)
                 if self.verbose:
                     print(f"iteration {iteration}, reconstruction error: {error}")
+            self._note(iteration + 1, error)
             if self._call(*model.errors[-1:]) or self.stop.is_over(model.errors):
                 break
             if self.normalize is not None:
                 self.normalize(model)
+
+    def _note(self, num_done: int, error: Any = None) -> None:
+        """Let somebody who watches see how far the run has come."""
+        note_iteration(num_done, self.n_iter_max, error, is_loss=self.sweep.is_loss)
 
     def _step(self, iteration: int) -> Any:
         """Do one iteration, accelerated or not; return the error."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base.array_modules import Array
+from ..base.watching import note_iteration
 from ..engines.tall import inner_product
 from ..ops.mttkrp import LastPass, check_devices, multiply
 from ..tensor.lazy_array import LazyArray
@@ -26,6 +27,28 @@ def check_start(mttkrp: Array) -> None:
             "and so would be the model. The singular vectors of init='svd' may be so if the "
             "tensor is very sparse: pass init='random'"
         )
+
+
+class SweepCount:
+    """A count of the iterations of TensorLy's loop, for somebody who watches.
+
+    Each begins with an MTTKRP of `first_mode`; those of line search and callbacks are of the last.
+    """
+
+    def __init__(self, first_mode: int, n_iter_max: int) -> None:
+        self._first_mode = first_mode
+        self._n_iter_max = n_iter_max
+        self._num_begun = 0
+
+    def begin_mode(self, mode: int) -> None:
+        """Note that an MTTKRP begins."""
+        if mode == self._first_mode:
+            self._num_begun = min(self._num_begun + 1, self._n_iter_max)
+            note_iteration(self._num_begun - 1, self._n_iter_max)
+
+    def note_error(self, error: float) -> None:
+        """Note the error of the last iteration, which ends."""
+        note_iteration(self._num_begun, self._n_iter_max, error)
 
 
 class WholeTensor(LazyArray):
@@ -52,6 +75,7 @@ class WholeTensor(LazyArray):
         self._has_begun = False
         self.is_checked = False  # whether `check_start` has seen parafac's first MTTKRP
         self.num_left = 0  # errors that a loop with `look_ahead` computes, at most
+        self.sweep_count: SweepCount | None = None  # of TensorLy's loop
         self._first_mode: int | None = None  # of this iteration
         self._ahead: tuple[int, list[Array], Array] | None = None  # a mode, factors, their MTTKRP
 
@@ -87,6 +111,8 @@ class WholeTensor(LazyArray):
         if not self._has_begun:
             check_devices(x, list(factors))
             self._has_begun = True
+        if self.sweep_count is not None:
+            self.sweep_count.begin_mode(mode)
         are_ones = self.memory.has_unit_weights
         if not are_ones and isinstance(weights, np.ndarray):  # on a GPU the host would wait
             are_ones = weights.tolist() == [1] * weights.size

@@ -132,8 +132,9 @@ def best_of(
     progress : Progress, optional
         In its ``with`` block. It shows which run has begun, or which run together, and counts their
         iterations from 0; of runs together it gets the model with the least error. A checkpoint is
-        of the run at hand: the decomposition can go on from it, the search cannot. Ctrl-C ends the
-        search after the iteration: the result has the runs that have begun.
+        of the run at hand: the decomposition can go on from it, the search cannot. Ctrl-C, or the
+        time limit of all runs, ends the search after the iteration: the result has the runs that
+        have begun.
     **options
         For each run; `init` may only be "random". For a sparse tensor, `parafac` and this package's
         `non_negative_parafac_hals` get ``linesearch="nesterov"`` unless you pass another one or a
@@ -285,8 +286,8 @@ def _run_one_by_one(
     for number, seed in enumerate(seeds):
         if not runs[number].is_active:
             continue
-        # Even a Ctrl-C that comes before all runs leaves the first one, of one iteration.
-        if progress is not None and progress.is_interrupted and number > 0:
+        # Even a stop that comes before all runs leaves the first one, of one iteration.
+        if progress is not None and progress.is_stopped and number > 0:
             return
         begin_run(progress, f"run {number + 1} of {len(seeds)}")
         result, errors = run_once(method, x, rank, seed, options)

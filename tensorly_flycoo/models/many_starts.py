@@ -13,6 +13,7 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.reporting import report
+from ..base.watching import note_iteration
 from ..format.packing import round_up
 from ..loop.masks import MissingEntries
 from ..loop.momentum import Pace
@@ -208,6 +209,8 @@ def _run_batch(
         if not keep_all:
             _drop(runs, stack, batch.take)
         num_done = _count_iterations(members)
+        least_error = min(run.last_error for run in members)
+        note_iteration(num_done, stopping.n_iter_max, least_error)
         if watcher is None or num_done == num_shown:
             continue
         num_shown = num_done

@@ -1,9 +1,6 @@
 """Progress of a decomposition: a bar or log lines, checkpoints, and a clean stop at Ctrl-C."""
 
-import collections
 import contextlib
-import datetime
-import itertools
 import logging
 import math
 import os
@@ -18,6 +15,7 @@ from typing import Any, Self, SupportsFloat
 from ..base.checks import check_choice, check_count, check_positive, require
 from ..base.fit_record import FitRecord, find_record
 from ..base.reporting import listen, report
+from ..base.watching import describe_pace, unwatched
 from ..decomposition.methods import METHODS
 from ..io.checkpoint import (
     check_saveable,
@@ -57,18 +55,24 @@ class Progress:
         Iterations between log lines; the first and the last iteration are always logged.
     checkpoint : str or os.PathLike, optional
         The ``.npz`` file for the state, replaced atomically. Written when due, after iteration
-        `n_iter_max` and at Ctrl-C, but not when the run converges (`tol`). Entering the block tries
-        the folder. A later write that fails only warns, and the run goes on; the end of the block
-        warns again unless another write has succeeded.
+        `n_iter_max`, at Ctrl-C and at the time limit, but not when the run converges (`tol`).
+        Entering the block tries the folder. A later write that fails only warns, and the run goes
+        on; the end of the block warns again unless another write has succeeded.
     every : int, optional
         Iterations between checkpoints.
     every_minutes : float, optional
         Minutes between checkpoints; 10 if `every` is not given either.
+    time_limit_s : float, optional
+        Stops the run as Ctrl-C does, after the iteration that ends later than so many seconds after
+        the block was entered.
 
     Attributes
     ----------
     errors : list of float
         The relative errors at the start and after each iteration, including those before a resume.
+    seconds : list of float
+        How long each iteration of this run took, without those before a resume, and without what
+        this callback does between them, such as writing a checkpoint.
     last, best : CPTensor, TuckerTensor or None
         The model of the last iteration, and of the one with the smallest error in this run, even if
         the run failed; the same one if no iteration increased the error. They have no labels:
@@ -135,6 +139,7 @@ class Progress:
         checkpoint: FilePath | None = None,
         every: int | None = None,
         every_minutes: float | None = None,
+        time_limit_s: float | None = None,
     ) -> None:
         check_count(n_iter_max, "n_iter_max")
         check_count(log_every, "log_every")
@@ -143,17 +148,22 @@ class Progress:
             check_count(every, "every")
         if every_minutes is not None:
             check_positive(every_minutes, "every_minutes")
+        if time_limit_s is not None:
+            check_positive(time_limit_s, "time_limit_s")
         if every is None and every_minutes is None:
             every_minutes = 10
         elif checkpoint is None:
             raise ValueError("every and every_minutes need checkpoint, the path of a file")
         self.n_iter_max = n_iter_max
         self.errors: list[float] = []
+        self.seconds: list[float] = []
         self._show = show
         self._log_every = log_every
         self._every = every
         self._path = None if checkpoint is None else os.fspath(checkpoint)
         self._every_s = math.inf if every_minutes is None else 60 * every_minutes
+        self._time_limit_s = math.inf if time_limit_s is None else time_limit_s
+        self._entered_at = 0.0
         self.last: Any = None
         self.best: Any = None
         self._best_error = math.inf
@@ -161,12 +171,13 @@ class Progress:
         self._title = ""  # of the run, if there are several
         self._first = 0  # the iteration from which this run goes on
         self._saved_at = 0.0
-        self._times: collections.deque[float] = collections.deque(maxlen=10)  # of last iterations
+        self._begun_at = 0.0  # the iteration at hand
         self._failure: Exception | None = None  # of the last write
         self._resources = contextlib.ExitStack()  # of the block
         self._is_running = False  # inside the block
         self._is_started = False  # the run has called
         self._is_interrupted = False
+        self._is_over_time = False
 
     @property
     def iteration(self) -> int:
@@ -183,15 +194,22 @@ class Progress:
         """Whether Ctrl-C was pressed: the run stops, or has stopped, after its iteration."""
         return self._is_interrupted
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run stops, or has stopped, after its iteration: by Ctrl-C or by the time."""
+        return self._is_interrupted or self._is_over_time
+
     def begin_run(self, title: str) -> None:
         """Begin one of several runs, as `best_of` does: iterations and `errors` begin anew.
 
-        `title` is shown beside the iterations, such as "run 2 of 5". `best` stays that of all runs.
+        `title` is shown beside the iterations, such as "run 2 of 5". `best` stays that of all runs,
+        and so does the time limit.
         """
         report(title)
         self._title = title
         self._is_started = False
         self.errors = []
+        self.seconds = []
 
     def resume(self, default: Any = "svd") -> Any:
         """Return the ``init`` to go on with: the checkpoint, or `default` if there is none yet.
@@ -244,9 +262,11 @@ class Progress:
             self._resources.callback(signal.signal, signal.SIGINT, previous)
         if self._show == "log":
             self._resources.enter_context(_show_log())
+        self._resources.enter_context(unwatched())
         if self._show is not None:
             self._resources.enter_context(listen(self._show_stage))
         self._is_running = True
+        self._entered_at = time.monotonic()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -265,14 +285,17 @@ class Progress:
         if not self._is_started:
             self._start(model, float(error))
             return False
+        now = time.monotonic()
         self.errors.append(float(error))
-        self._times.append(time.monotonic())
+        self.seconds.append(now - self._begun_at)
+        self._is_over_time = now - self._entered_at > self._time_limit_s
         self._keep(model)
-        is_last = self._is_interrupted or self.iteration >= self.n_iter_max
+        is_last = self.is_stopped or self.iteration >= self.n_iter_max
         self._report(model, is_last)
         if self._path is not None and (is_last or self._is_due()):
             self._save(self._path, model)
-        return self._is_interrupted
+        self._begun_at = time.monotonic()
+        return self.is_stopped
 
     #: parafac need not compute anew, after each call, what it knows of the factors.
     __call__.only_reads = True  # type: ignore[attr-defined]
@@ -293,8 +316,7 @@ class Progress:
         self._keep(model)
         self._first = self.iteration
         self._saved_at = time.monotonic()
-        self._times.clear()
-        self._times.append(self._saved_at)
+        self._begun_at = self._saved_at
         if self._bar is not None:
             self._bar.set_description_str(self._title, refresh=False)
             self._bar.reset(total=self.n_iter_max)
@@ -367,14 +389,9 @@ class Progress:
 
     def _describe_times(self, num_done: int) -> str:
         """Describe how long an iteration takes, and the time left."""
-        # Iterations that compile or write a checkpoint take longer than those that are left. Up to
-        # two thirds of the first ones compile, so not even the median is safe: take the quartile.
-        durations = sorted(end - start for start, end in itertools.pairwise(self._times))
-        each_s = durations[(len(durations) - 1) // 4]
         if num_done == 1:
-            return f"{each_s:.3g} s"
-        left = datetime.timedelta(seconds=round(each_s * self.n_iter_left))
-        return f"{each_s:.3g} s each, at most {left} left"
+            return f"{self.seconds[0]:.3g} s"
+        return describe_pace(self.seconds, self.n_iter_left)
 
     def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
         """Stop the run after its iteration at the first Ctrl-C, immediately at the second."""

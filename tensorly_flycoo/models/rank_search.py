@@ -12,6 +12,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import array_module
 from ..base.reporting import report
+from ..base.watching import clear_line
 from ..decomposition.methods import Method
 from ..loop.cp_model import count_zeros, make_cp_tensor
 from ..loop.initial_guess import draw_factors
@@ -171,6 +172,7 @@ class RankSearch:
             facts.append(f"match {score.match:.2f}")
         facts.append(f"{time.monotonic() - start:.1f} s")
         line = f"rank {score.rank} ({number} of {len(self.ranks)}): {', '.join(facts)}"
+        clear_line()
         print(line, file=sys.stderr, flush=True)
 
     def _run_briefly(self, rank: Any, below: RankFit | None) -> _Runs:

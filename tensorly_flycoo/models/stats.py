@@ -7,6 +7,7 @@ import numpy as np
 from ..base.checks import LAYOUTS
 from ..base.notebooks import make_facts, make_text_table
 from ..base.tables import format_table
+from ..base.watching import watched
 from ..format.groups import explain_apart
 from ..spread.memory import estimate_memory
 from ..tensor.coo_cache import LabelledData, as_flycoo
@@ -103,6 +104,7 @@ class TensorStats:
         return rows
 
 
+@watched
 def stats(x: LabelledData) -> TensorStats:
     """Return statistics of a tensor: sizes, empty rows, nonzeros per row, memory, groups.
 

@@ -9,6 +9,7 @@ from tensorly.tucker_tensor import TuckerTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move, share
 from ..base.checks import check_coords, check_inside
+from ..base.watching import watched
 from ..spread.row_shards import gather
 
 #: Numbers in an array with a row for each entry: few enough for a core's caches on a CPU, enough to
@@ -25,6 +26,7 @@ def choose_block_size(array: Array, row_length: int) -> int:
     return max(1, max_numbers // row_length)
 
 
+@watched
 def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     r"""Compute given entries of a CP model, without forming its tensor.
 

@@ -56,10 +56,10 @@ class LazySVD:
 
     def compute(self, rank: int) -> tuple[Array, Array]:
         """Return the leading left vectors and the values, computed once for each rank."""
-        return self._compute_for(self.source, rank)
+        return self._svd(self.source, rank)
 
     @mirror
-    def _compute_for(self, source: Any, rank: int) -> tuple[Array, Array]:
+    def _svd(self, source: Any, rank: int) -> tuple[Array, Array]:
         """Compute the vectors and values; `mirror` brings them to the side of the source."""
         if rank not in self._computed:
             task = f"finding {rank} singular vectors of mode {self.matrix.mode}"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ..base.locks import make_lock
 from ..base.reporting import report, span
 from ..engines import select_engine
-from ..format.locks import make_lock
 from .converters import is_raw_kind, is_raw_sparse, not_sparse_error
 from .labelled import LabelledTensor
 from .tensor import FlycooTensor

@@ -37,6 +37,7 @@ from tensorly._factorized_tensor import FactorizedTensor
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import current_backend
 from ..base.reporting import span
+from ..base.watching import watch
 from ..engines import select_engine
 from ..spread.row_shards import RowShards
 from .converters import CONVERTERS, find_converter, is_raw_kind, library_of, not_sparse_error
@@ -242,14 +243,16 @@ class Call:
 def mirror(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Let a function of a sparse tensor take arrays from any device, and mirror the tensor's side.
 
-    The function gets the tensor as the caller passed it.
+    The function gets the tensor as the caller passed it. A call that takes long is watched.
     """
+    name = function.__name__.strip("_")
 
     @functools.wraps(function)
     def receive(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         call = Call(args, kwargs)
-        call.move_to_device()
-        result: _R = call.give_back(function(*call.args, **call.kwargs))
+        with watch(name, kwargs):
+            call.move_to_device()
+            result: _R = call.give_back(function(*call.args, **call.kwargs))
         return result
 
     return receive

@@ -28,6 +28,7 @@ from ..base.checks import (
     num_cells,
 )
 from ..base.notebooks import make_tensor_table
+from ..base.watching import note_stage, watch
 from ..engines import Engine, select_engine
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
@@ -182,7 +183,9 @@ class FlycooTensor:
         layout = check_keep(keep, layout)
         slabs = None if slabs is None else check_count(slabs, "slabs")
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        built = build_layout(engine, layout, coords, values, shape, groups, slabs, keep)
+        with watch("FlycooTensor"):
+            note_stage(f"building a tensor of {values.shape[0]:,} nonzeros")
+            built = build_layout(engine, layout, coords, values, shape, groups, slabs, keep)
         self._set(engine, built)
 
     @classmethod

@@ -89,6 +89,7 @@ FREE = {
     ("observed_parafac", "unobserved"): [],
     ("coupled_parafac", "block_weights"): [2.5],
     "every_minutes": [2.5],
+    "time_limit_s": [2.5],
 }
 #: Where TensorLy takes None, as signatures do not say.
 NONE = ("tol", "rank")

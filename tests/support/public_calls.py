@@ -74,7 +74,7 @@ NO_ARRAYS = {
     "RaggedTensor", "TensorStats", "cp_to_entries", "estimate_memory", "evaluate",
     "factor_match_score", "from_anndata", "from_dataframe", "from_xarray", "load", "open_slabs",
     "profile", "read_tns", "recommend", "save", "save_slabs", "set_device",
-    "set_precision", "show_versions", "write_tns",
+    "set_precision", "set_progress", "show_versions", "write_tns",
 }  # fmt: skip
 
 

@@ -3,14 +3,13 @@
 import io
 import os
 import sys
-import time
 
 import numpy as np
 import pandas
 import pytest
 
 from tensorly_flycoo import LabelledCP
-from tensorly_flycoo.command_line import main, progress
+from tensorly_flycoo.command_line import main
 
 
 @pytest.fixture
@@ -69,19 +68,3 @@ def test_progress_is_shown_in_a_terminal_only(number, line, results, monkeypatch
     assert line not in capsys.readouterr().err + caplog.text
     assert main(command) == 0
     assert line in capsys.readouterr().err + caplog.text
-
-
-@pytest.mark.parametrize("is_quick", [True, False])
-def test_long_steps_are_named(is_quick, monkeypatch, capsys):
-    class Arguments:
-        quiet = False
-
-    watch(monkeypatch)
-    monkeypatch.setattr(progress, "_PATIENCE_S", 60 if is_quick else 0)
-    with progress.step("reading events.csv", Arguments):
-        deadline = time.monotonic() + 10
-        shown = ""
-        while not is_quick and not shown and time.monotonic() < deadline:
-            shown = capsys.readouterr().err
-            time.sleep(0.01)
-    assert shown == ("" if is_quick else "reading events.csv ...\n")

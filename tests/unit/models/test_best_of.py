@@ -288,6 +288,15 @@ def test_a_progress_shows_one_run_after_another(x, caplog):
 
 
 @pytest.mark.parametrize("function", ["parafac", "non_negative_parafac_hals"])
+def test_the_time_limit_is_that_of_all_runs(function, x, monkeypatch):
+    monkeypatch.setattr(many_starts, "choose_batch_size", lambda *_: 2)
+    with Progress(50, show=None, time_limit_s=1e-9) as progress:
+        starts = best_of(function, abs(x), 2, 4, 0, progress=progress, n_iter_max=50, tol=0)
+    assert progress.is_stopped
+    assert [len(errors) for errors in starts.errors] == [1] * (2 if function == "parafac" else 1)
+
+
+@pytest.mark.parametrize("function", ["parafac", "non_negative_parafac_hals"])
 @pytest.mark.parametrize("size", [4, 2])
 def test_ctrl_c_leaves_the_runs_that_have_begun(function, size, x, monkeypatch):
     monkeypatch.setattr(many_starts, "choose_batch_size", lambda *_: size)

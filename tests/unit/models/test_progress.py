@@ -17,7 +17,7 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import FlycooTensor, Progress
 from tensorly_flycoo.base.reporting import report
 from tensorly_flycoo.decomposition import generalized_parafac
-from tensorly_flycoo.io.checkpoint import load_checkpoint
+from tensorly_flycoo.io.checkpoint import load_checkpoint, save_checkpoint
 from tensorly_flycoo.models import progress
 
 CP = CPTensor((None, [np.ones((3, 2)), np.ones((4, 2))]))
@@ -75,6 +75,43 @@ def test_the_time_left_leaves_out_iterations_that_compile(caplog, clock):
             clock.now += seconds
             call(shown, [0.5])
     assert caplog.records[-1].message.endswith("3 s each, at most 0:04:45 left")
+
+
+def test_seconds_of_each_iteration(path, clock, monkeypatch):
+    """Without what the callback does in between, and without those before a resume."""
+
+    def save(*arguments):
+        clock.now += 1000
+        return save_checkpoint(*arguments)
+
+    monkeypatch.setattr(progress, "save_checkpoint", save)
+    with Progress(4, show=None, checkpoint=path, every=1) as first:
+        call(first, [1.0, 0.5, 0.4], clock)
+    assert first.seconds == [120, 120]
+    with Progress(4, show=None, checkpoint=path, every=1) as second:
+        second.resume()
+        call(second, [0.4, 0.3, 0.2], clock)
+    assert second.seconds == [120, 120]
+    assert len(second.errors) == 5
+
+
+def test_the_time_limit_stops_after_the_iteration_that_passes_it(path, clock):
+    with Progress(9, show=None, checkpoint=path, every=100, time_limit_s=300) as limited:
+        clock.now += 100  # the start
+        assert not call(limited, [1.0, 0.5], clock)
+        assert not limited.is_stopped
+        assert call(limited, [0.4])
+    assert limited.is_stopped
+    assert not limited.is_interrupted
+    assert load_checkpoint(str(path)).errors == [1.0, 0.5, 0.4]
+
+
+def test_a_run_that_the_time_limit_stops_returns_its_factors(path):
+    with Progress(50, show=None, checkpoint=path, time_limit_s=1e-9) as limited:
+        cp_tensor = run_dense(limited, 50)
+    assert limited.iteration == 1
+    np.testing.assert_array_equal(cp_tensor.factors[0], limited.last.factors[0])
+    np.testing.assert_array_equal(cp_tensor.factors[0], load_checkpoint(str(path)).factors[0])
 
 
 def test_bar(capsys):
@@ -323,6 +360,7 @@ def test_one_model_is_kept_while_the_error_decreases():
         ({"log_every": 0}, ValueError, "log_every is 0"),
         ({"every": 0, "checkpoint": "a.npz"}, ValueError, "every is 0"),
         ({"every_minutes": 0, "checkpoint": "a.npz"}, ValueError, "every_minutes is 0"),
+        ({"time_limit_s": 0}, ValueError, "time_limit_s is 0"),
         ({"every": 5}, ValueError, "need checkpoint"),
         ({"every_minutes": 5}, ValueError, "need checkpoint"),
     ],

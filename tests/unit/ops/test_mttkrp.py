@@ -157,7 +157,7 @@ def test_the_public_names():
         "diagnose", "estimate_memory", "evaluate", "factor_match_score", "fold_in", "from_anndata",
         "from_dataframe", "from_xarray", "load", "mttkrp", "mttkrps", "observed_parafac",
         "open_slabs", "profile", "read_tns", "recommend", "replicability", "save", "save_slabs",
-        "select_rank", "set_device", "set_precision", "show_versions", "stats", "uncertainty",
-        "write_tns",
+        "select_rank", "set_device", "set_precision", "set_progress", "show_versions", "stats",
+        "uncertainty", "write_tns",
     ]  # fmt: skip
     assert issubclass(tensorly_flycoo.DensifyError, TypeError)
