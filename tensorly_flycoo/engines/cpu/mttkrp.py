@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numpy import ndarray as Array
 
-from .compiling import allocating_kernel, inlined, kernel, subroutine
+from .compiling import allocating_kernel, hot_loop, inlined, kernel, subroutine
 from .records import (
     CACHE_LINE_NBYTES,
     PREFETCH_DISTANCE,
@@ -27,6 +27,7 @@ from .records import (
     pull,
     read_row,
     read_rows,
+    smaller,
 )
 
 #: Bytes of a row of results that are computed at once: nearly all are in AVX2's registers.
@@ -343,7 +344,7 @@ def _read_ahead(
 ) -> None:
     """Prefetch what a step will read of the factors for a later place, if `reads_ahead`."""
     if reads_ahead is not None:
-        later = min(place + np.uint64(_ROWS_AHEAD), last - np.uint64(1))
+        later = smaller(place + np.uint64(_ROWS_AHEAD), last - np.uint64(1))
         position = position_of(storage.pull_ids, bucket_start, later)
         indices = read_rows(storage.records, position, operands.fields)
         prefetch_rows(operands.factors, indices, column, operands.lanes)
@@ -351,7 +352,7 @@ def _read_ahead(
         _prefetch_tail(has_tail, operands.factors, indices, rank, operands.tail_lanes)
 
 
-@subroutine
+@hot_loop
 def _compute_tile(
     tile: Any,
     first: int,
@@ -459,7 +460,7 @@ def remap_tiles(first_tile: int, last_tile: int, tiles: Tiles, storage: Storage)
 @subroutine
 def _prefetch_place(records: Array, places: Array, i: Any, end: Any) -> None:
     """Prefetch the record a few items after item i of the order `places`."""
-    ahead = min(i + np.uint64(PREFETCH_DISTANCE), end - np.uint64(1))
+    ahead = smaller(i + np.uint64(PREFETCH_DISTANCE), end - np.uint64(1))
     prefetch_record(records, place_of(places, ahead))
 
 
@@ -562,7 +563,7 @@ def hash_words(first: int, last: int, words: Array, block_size: int, hashes: Arr
         start = block * block_size
         total = np.uint64(0)
         place = np.uint64(start) * np.uint64(0x9E3779B97F4A7C15)
-        for i in range(start, min(start + block_size, words.shape[0])):
+        for i in range(start, smaller(start + block_size, words.shape[0])):
             place += np.uint64(0x9E3779B97F4A7C15)
             mixed = np.uint64(words[i]) ^ place
             mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -93,12 +93,23 @@ def point_at(
     return builder.gep(matrix.data, [offset])
 
 
+@intrinsic
+def smaller(typing_context: Any, a: Any, b: Any) -> Any:
+    """Return the smaller of two integers of one type; numba's `min` takes time to compile."""
+    comparison = "icmp_signed" if a.signed else "icmp_unsigned"
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(getattr(builder, comparison)("<", *args), *args)
+
+    return a(a, a), generate
+
+
 @subroutine
 def find_places(tiles: Tiles, tile: Any, nnz: Any) -> Any:
     """Return the first place of a tile, the end of its places, and the start of its bucket."""
     first = tile * tiles.size
     bucket_start = first // tiles.bucket_size * tiles.bucket_size
-    return np.uint64(first), np.uint64(min(first + tiles.size, nnz)), np.uint64(bucket_start)
+    return np.uint64(first), np.uint64(smaller(first + tiles.size, nnz)), np.uint64(bucket_start)
 
 
 @subroutine
@@ -220,6 +231,6 @@ def pull(records: Array, pull_ids: Array | None, bucket_start: Any, place: Any, 
     """Return the position of a place's record; with `pull_ids`, also prefetch a later one."""
     if pull_ids is None:
         return place
-    ahead = min(place + np.uint64(PREFETCH_DISTANCE), last - np.uint64(1))
+    ahead = smaller(place + np.uint64(PREFETCH_DISTANCE), last - np.uint64(1))
     prefetch_record(records, position_of(pull_ids, bucket_start, ahead))
     return position_of(pull_ids, bucket_start, place)

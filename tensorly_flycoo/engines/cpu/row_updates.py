@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 
 from ..row_rules import NUM_MEASURES, Method, Operator, RowRule
 from . import threads
-from .compiling import allocating_kernel, subroutine
+from .compiling import allocating_kernel, hot_loop
 from .mttkrp import count_lanes
 from .records import make_readable
 from .subnormals import begin_flushing, end_flushing
@@ -215,13 +215,13 @@ def _choose_sizes(num_rows: int, rank: int, itemsize: int, method: Method) -> tu
     return chunk_rows, chunk_rows * max(num_chunks, 1)
 
 
-@subroutine
+@hot_loop
 def _pad(num_rows: int) -> int:
     """Return the rows of a chunk with its padding."""
     return -(-num_rows // _PADDING_ROWS) * _PADDING_ROWS
 
 
-@subroutine
+@hot_loop
 def _multiply_chunk(rows: Array, matrix: Array, product: Array, size: int, lanes: Any) -> None:
     """Compute ``product = rows @ matrix`` for the first `size` rows."""
     columns, block, _ = lanes
@@ -235,7 +235,7 @@ def _multiply_chunk(rows: Array, matrix: Array, product: Array, size: int, lanes
             multiply_block(rows, first, matrix, column, terms, product, first, block, columns)
 
 
-@subroutine
+@hot_loop
 def _copy_rows(
     target: Array, target_start: int, source: Array, source_start: int, size: int
 ) -> None:
@@ -245,14 +245,14 @@ def _copy_rows(
             target[np.uint64(target_start) + i, r] = source[np.uint64(source_start) + i, r]
 
 
-@subroutine
+@hot_loop
 def _fill_chunk(chunk: Array, source: Array, start: int, size: int) -> None:
     """Copy `size` rows to a chunk, and fill it up with zeros."""
     _copy_rows(chunk, 0, source, start, size)
     chunk[size:] = 0
 
 
-@subroutine
+@hot_loop
 def _shorten_rows(projected: Array, split: Array, dual: Array, size: int, strength: Any) -> None:
     """Apply the proximal operator of group lasso to the first `size` rows of ``split - dual``."""
     rank = np.uint64(dual.shape[1])
@@ -271,7 +271,7 @@ def _shorten_rows(projected: Array, split: Array, dual: Array, size: int, streng
             projected[i, r] *= scale
 
 
-@subroutine
+@hot_loop
 def _project(numbers: Any, operator: int, strengths: Any, zeros: Any, ones: Any) -> Any:
     """Apply a proximal operator of single elements to a vector of them."""
     if operator == _NON_NEGATIVE:
@@ -285,7 +285,7 @@ def _project(numbers: Any, operator: int, strengths: Any, zeros: Any, ones: Any)
     return numbers
 
 
-@subroutine
+@hot_loop
 def _raise_peaks(peaks: Array, split: Array, dual: Array, size: int, columns: Any) -> None:
     """Raise the largest elements of ``split - dual``, (1, R), to those of the first `size` rows."""
     line = np.uint64(0)
@@ -299,7 +299,7 @@ def _raise_peaks(peaks: Array, split: Array, dual: Array, size: int, columns: An
         store(peak, peaks, line, column)
 
 
-@subroutine
+@hot_loop
 def _finish_step(
     chunks: Any, count: int, penalty: Any, operator: int, strength: Any, sums: Array, lanes: Any
 ) -> None:
@@ -482,7 +482,7 @@ def _split_gram(gram: Array) -> tuple[Array, Array, Array]:
     return np.where(is_later, weights, 0), weights, scales
 
 
-@subroutine
+@hot_loop
 def _transpose(columns: Array, matrix: Array, start: int, size: int, shift: Any) -> None:
     """Copy rows of a matrix, less a number, to the columns of a chunk; fill it up with zeros."""
     for b in range(np.uint64(size)):
@@ -491,7 +491,7 @@ def _transpose(columns: Array, matrix: Array, start: int, size: int, shift: Any)
     columns[:, size:] = 0
 
 
-@subroutine
+@hot_loop
 def _sweep_chunk(
     target: Array, rows: Array, weights: Any, unexplained: Array, rank: int, block: Any, lanes: Any
 ) -> Any:

@@ -22,11 +22,10 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.core.compiler import Flags
 from numpy import ndarray as Array
 
 from ...base.reporting import log_compilation
-from .compiling import kernel, subroutine
+from .compiling import compile_within, kernel
 from .records import intrinsic
 
 #: Work of a thread for which it is worth waking.
@@ -149,17 +148,11 @@ def _bind(typing_context: Any, loop: Any, arguments: Any) -> Any:
     loop_signature = types.void(types.int64, types.int64, *arguments)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        # Compiled here, since a compiled function of its own would double the time.
-        flags: Any = Flags()
-        flags.nrt = loop.dispatcher.targetoptions["_nrt"]
-        flags.error_model = "numpy"
-        compiled = context.compile_subroutine(
-            builder, loop.dispatcher.py_func, loop_signature, flags=flags
-        )
+        description = compile_within(context, loop.dispatcher, loop_signature)
         name = builder.module.get_unique_name("take_parts")
         function = ir.Function(builder.module, _TAKE_PARTS, name)
         function.linkage = "internal"
-        _generate_parts(context, function, args[1].type, compiled.fndesc, loop_signature)
+        _generate_parts(context, function, args[1].type, description, loop_signature)
         data = cgutils.alloca_once_value(builder, args[1])
         addresses = [builder.ptrtoint(pointer, _WORD) for pointer in (function, data)]
         return context.make_tuple(builder, signature.return_type, addresses)
@@ -242,9 +235,12 @@ def _serve(words: Array) -> None:
             is_awake = True
 
 
-@subroutine
+@kernel
 def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
-    """Run the loop here and on up to `num_helpers` idle threads."""
+    """Run the loop here and on up to `num_helpers` idle threads.
+
+    Drivers call it by its address: it is compiled once, not again in each of them.
+    """
     job = _address(parts)
     # Call helpers that have nothing to do.
     num_called = 0
@@ -277,14 +273,39 @@ def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: in
             _store(words, _STATE, _ASLEEP)
 
 
+#: The types of the arguments of `_run`.
+_RUN_ARGUMENTS = (
+    types.Array(types.int64, 2, "C"),
+    types.int64,
+    types.Array(types.int64, 1, "C"),
+    types.int64,
+    types.int64,
+)
+
+
+@intrinsic
+def _call_run(typing_context: Any, address: Any, arguments: Any) -> Any:
+    """Call `_run`, which is at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        convention = context.call_conv
+        kind = convention.get_function_type(types.none, _RUN_ARGUMENTS)
+        function = builder.inttoptr(args[0], kind.as_pointer())
+        unpacked = cgutils.unpack_tuple(builder, args[1])
+        convention.call_function(builder, function, types.none, _RUN_ARGUMENTS, unpacked)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.Tuple(_RUN_ARGUMENTS)), generate
+
+
 def _loop(first: int, last: int) -> None:
     """Stand for the loop in `_drive`, whose copies have one of their own."""
 
 
-def _drive(helpers: Array, num_helpers: int, job: Array, *arguments: Any) -> None:
+def _drive(run: int, helpers: Array, num_helpers: int, job: Array, *arguments: Any) -> None:
     """Run the parts of a job here and on helpers, from compiled code."""
     function, data = _bind(_loop, arguments)
-    _run(helpers, num_helpers, job, function, data)
+    _call_run(run, (helpers, num_helpers, job, function, data))
 
 
 @functools.cache
@@ -317,14 +338,24 @@ def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: floa
     num_calls = max(1, work_ns / (num_threads * _INTERRUPTIBLE_NS))
     step = max(num_parts, int(count / num_calls))
     driver = _make_driver(loop)
+    run = _find_run()
     helpers = _get_helpers() if _helpers is None else _helpers
     for first in range(0, count, step):
         last = min(first + step, count)
         part_size = max(1, (last - first) // num_parts)
         job = np.array([first, last, part_size, 0], np.int64)
-        driver(helpers, num_threads - 1, job, *arguments)
+        driver(run, helpers, num_threads - 1, job, *arguments)
         if job[_HAS_FAILED]:
             raise MemoryError(f"a part of {loop.__name__} found no memory for its work")
+
+
+@functools.cache
+def _find_run() -> int:
+    """Compile `_run`, and return its address."""
+    with log_compilation():
+        _run.compile(_RUN_ARGUMENTS)
+    compiled = _run.overloads[_RUN_ARGUMENTS]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
 
 
 _helpers: Array | None = None

@@ -7,7 +7,8 @@ import numpy as np
 from numpy import ndarray as Array
 
 from . import threads
-from .compiling import kernel
+from .compiling import kernel, subroutine
+from .records import smaller
 
 #: Rows whose columns are added up together.
 _BLOCK_SIZE = 1024
@@ -21,13 +22,13 @@ def add_up(blocks: Callable[..., None], arrays: tuple[Any, ...], sums: Array) ->
     block_sums.sum(axis=0, out=sums)
 
 
-@kernel
+@subroutine
 def _list_rows(block: int, num_rows: int) -> range:
     """Return the rows of a block."""
-    return range(block * _BLOCK_SIZE, min((block + 1) * _BLOCK_SIZE, num_rows))
+    return range(block * _BLOCK_SIZE, smaller((block + 1) * _BLOCK_SIZE, num_rows))
 
 
-@kernel
+@subroutine
 def _find_steps(t0: Array, t1: Array, t2: Array, i: int, r: int) -> tuple[float, float]:
     """Return an element of t1 - t0 and of t2 - 2 t1 + t0."""
     change = t1[i, r] - t0[i, r]
@@ -44,7 +45,7 @@ def scale_blocks(
     for block in range(first_block, last_block):
         for i in _list_rows(block, num_rows):
             for r in range(rank):
-                updated = product[i, r] * factor[i, r] * scales[min(i, last_scale), r]
+                updated = product[i, r] * factor[i, r] * scales[smaller(i, last_scale), r]
                 product[i, r] = updated
                 sums[block, 0, r] += updated
 

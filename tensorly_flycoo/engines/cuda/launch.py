@@ -1,7 +1,8 @@
-"""Compile specialisations of the kernels when they are first used, and launch them.
+"""Load or compile specialisations of the kernels when they are first used, and launch them.
 
-They are compiled one after another: threads do not help, since NVRTC lets them take turns (101
-kernels took 15.8 s on one thread, 13.6 s on 16).
+A wheel brings common ones as machine code (`cubins.py`). The others are compiled one after another:
+threads do not help, since NVRTC lets them take turns (101 kernels took 15.8 s on one thread, 13.6 s
+on 16).
 
 With the environment variable TENSORLY_FLYCOO_ASSERTIONS set to 1 they are debug builds, which stop
 if an id is out of range or rows do not ascend.
@@ -23,11 +24,11 @@ from cupy.cuda import driver
 
 from ...base.array_modules import GpuArray as Array
 from ...base.reporting import add_compiled
-from . import tuning
+from . import cubins, tuning
 from .source import specialise
 
 _HAS_ASSERTIONS = os.environ.get("TENSORLY_FLYCOO_ASSERTIONS") == "1"
-_OPTIONS = ("--std=c++17", *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
+_OPTIONS = (*cubins.OPTIONS, *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
 
 #: The most tiles of one launch.
 MAX_GRID = 2**31 - 1
@@ -42,9 +43,38 @@ _BUFFER_SIZE = 2
 def get_kernel(file: str, name: str, **macros: Any) -> RawKernel:
     """Return the kernel `name` of `file`, with the macros that `source.specialise` defines.
 
-    CuPy compiles it now, or loads it from its cache on disk.
+    It is loaded from the package, if it is a common one of a wheel, or from CuPy's cache on disk;
+    else CuPy compiles it now.
     """
-    kernel = RawKernel(specialise(file, macros), name, options=_OPTIONS)
+    text = specialise(file, macros)
+    return _load_kernel(text, name) or _compile_kernel(text, name)
+
+
+def _load_kernel(text: str, name: str) -> RawKernel | None:
+    """Return a kernel of the package's machine code; None if it has none, or none that runs."""
+    major = _find_major_capability()
+    path = None if major is None else cubins.find_cubin(text, _OPTIONS, major)
+    if path is None:
+        return None
+    kernel = cupy.RawModule(path=str(path)).get_function(name)
+    try:
+        kernel.compile()  # loads it
+    except driver.CUDADriverError:  # the driver is older than the machine code
+        return None
+    return kernel
+
+
+@functools.cache
+def _find_major_capability() -> int | None:
+    """Return the major compute capability of all GPUs of the process; None if they differ."""
+    devices = map(cupy.cuda.Device, range(cupy.cuda.runtime.getDeviceCount()))
+    majors = {int(device.compute_capability) // 10 for device in devices}
+    return majors.pop() if len(majors) == 1 else None
+
+
+def _compile_kernel(text: str, name: str) -> RawKernel:
+    """Return a kernel that CuPy compiles now, or loads from its cache on disk."""
+    kernel = RawKernel(text, name, options=_OPTIONS)
     start_s = time.perf_counter()
     log = _CompilerLog()
     kernel.compile(log)
