@@ -332,10 +332,7 @@ def test_a_value_is_refused(name, options):
 
 @pytest.mark.parametrize(
     ("sizes", "width", "dtype"),  # 300 columns by Lanczos iteration
-    thin_out(
-        itertools.product([(30, 4, 9), (3, 4, 2)], [6, 300], ["float64", "float32"]),
-        3,
-    ),
+    thin_out(itertools.product([(30, 4, 9), (3, 4, 2)], [6, 300], ["float64", "float32"]), 3),
     ids=str,
 )
 def test_the_svd_start_of_centred_slices_is_that_of_tensorly(sizes, width, dtype):
