@@ -407,7 +407,7 @@ def test_cell2cell():
 
 
 COMMANDS = [
-    (page, line.partition("#")[0])
+    (page, line.partition("#")[0].strip())
     for page in PAGES
     for block in list_blocks(page, "sh")
     for line in block.replace("\\\n", "").splitlines()
@@ -420,7 +420,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS)
+@pytest.mark.parametrize(("page", "command"), dict.fromkeys(COMMANDS))
 def test_commands(page, command, monkeypatch, capsys):
     """Commands in blocks of their own, and those of a sentence that make a model of a file."""
     write_tables()

@@ -35,7 +35,15 @@ def make_without(lost, coords, values, shape, **options):
     return FlycooTensor(np.delete(coords, lost, axis=1), np.delete(values, lost), shape, **options)
 
 
-@pytest.mark.parametrize(("nnz", "lost"), [(1_000, 0), (1_000, 567), (1_000, -1), (1_000_000, 567)])
+@pytest.mark.parametrize(
+    ("nnz", "lost"),
+    [
+        (1_000, 0),
+        (1_000, 567),
+        (1_000, -1),
+        pytest.param(1_000_000, 567, marks=pytest.mark.slow),
+    ],
+)
 def test_a_lost_nonzero_breaks_the_laws(nnz, lost, monkeypatch):
     """Of whole numbers in float32, and in float64 the bound of a row of half a million."""
     monkeypatch.setattr(mttkrp_laws, "FlycooTensor", functools.partial(make_without, lost))

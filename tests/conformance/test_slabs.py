@@ -51,9 +51,9 @@ def test_every_mode_in_memory_full_of_nan(num_slabs, layout, dtype):
     "rank", [2, 7, *[pytest.param(n, marks=pytest.mark.slow) for n in (1, 33)]]
 )
 def test_ranks(rank, layout):
-    problem = make_problem((20, 3, 25, 4), 300, rank=rank)
+    problem = make_problem((20, 3, 25), 300, rank=rank)
     x = problem.tensor(layout=layout, slabs=4)
-    for mode in range(4):
+    for mode in range(3):
         problem.check(mttkrp(x, problem.factors, mode), mode, x)
 
 

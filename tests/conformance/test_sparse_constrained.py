@@ -144,7 +144,14 @@ def test_the_class(kind):
         np.testing.assert_array_equal(factor, other)
 
 
-@pytest.mark.parametrize("name", ["non_negative", "simplex", "smoothness", "hard_sparsity"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "non_negative",
+        "hard_sparsity",
+        *[pytest.param(name, marks=pytest.mark.slow) for name in ("simplex", "smoothness")],
+    ],
+)
 @pytest.mark.usefixtures("flycoo_backend")
 def test_more_than_2_to_63_cells(name):
     x, _ = spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**13 + 1,) * 5)

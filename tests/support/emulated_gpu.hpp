@@ -57,16 +57,24 @@ struct Warp {
     double numbers[32], left[32][2][2], right[32][2];
 };
 
+// What a thread waits for: a barrier that goes on to its next generation.
+struct Wait {
+    const Barrier* barrier = nullptr;
+    int generation;
+
+    bool is_over() const { return barrier == nullptr || barrier->generation != generation; }
+};
+
 struct Block {
     ucontext_t scheduler;
     std::vector<ucontext_t> threads;
-    std::vector<std::unique_ptr<char[]>> stacks;
+    std::vector<Wait> waits;
     std::vector<bool> is_done;
     std::vector<Warp> warps;
     Barrier barrier, of_groups[16];
-    int num_waits = 0;
 };
 Block* block;
+std::vector<std::unique_ptr<char[]>> stacks;  // of a block's threads; the next block's are the same
 
 void yield()
 {
@@ -81,22 +89,34 @@ void wait(Barrier& barrier, int num_threads)
     if (++barrier.num_waiting == num_threads) {
         barrier.num_waiting = 0;
         ++barrier.generation;
+        return;
     }
-    while (barrier.generation == generation) yield();
+    block->waits[threadIdx.x] = {&barrier, generation};
+    yield();  // until that is over
 }
 
 Warp& own_warp() { return block->warps[threadIdx.x / 32]; }
 void __syncwarp() { wait(own_warp().barrier, 32); }
 void __syncthreads() { wait(block->barrier, block->threads.size()); }
 
-template <typename Number>
-Number __shfl_sync(unsigned, Number number, int from)
+// Let `read` look at the numbers of the lanes: it is given a function of the lane.
+template <typename Number, typename Read>
+void exchange(Number number, Read read)
 {
     Warp& warp = own_warp();
     std::memcpy(&warp.numbers[threadIdx.x % 32], &number, sizeof number);
     __syncwarp();
-    std::memcpy(&number, &warp.numbers[from % 32], sizeof number);
+    read([&](int lane) {
+        std::memcpy(&number, &warp.numbers[lane], sizeof number);
+        return number;
+    });
     __syncwarp();
+}
+
+template <typename Number>
+Number __shfl_sync(unsigned, Number number, int from)
+{
+    exchange(number, [&](auto number_of) { number = number_of(from % 32); });
     return number;
 }
 
@@ -109,13 +129,18 @@ Number __shfl_xor_sync(unsigned lanes, Number number, int distance)
 unsigned __ballot_sync(unsigned, bool is_counted)
 {
     unsigned lanes = 0;
-    for (int lane = 0; lane < 32; ++lane) lanes |= unsigned(__shfl_sync(0, is_counted, lane)) << lane;
+    exchange(is_counted, [&](auto number_of) {
+        for (int lane = 0; lane < 32; ++lane) lanes |= unsigned(number_of(lane)) << lane;
+    });
     return lanes;
 }
+
 int __reduce_add_sync(unsigned, int number)
 {
     int sum = 0;
-    for (int lane = 0; lane < 32; ++lane) sum += __shfl_sync(0, number, lane);
+    exchange(number, [&](auto number_of) {
+        for (int lane = 0; lane < 32; ++lane) sum += number_of(lane);
+    });
     return sum;
 }
 double __drcp_rn(double number) { return 1 / number; }

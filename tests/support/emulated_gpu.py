@@ -5,11 +5,13 @@ instruction each. What depends on the hardware may go unnoticed.
 """
 
 import ctypes
+import functools
 import re
 import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,9 @@ HAS_COMPILER = pytest.mark.skipif(
 )
 
 HEADER = Path(__file__).with_suffix(".hpp")
+
+#: What the header and the kernels have in common, without which g++ ignores a compiled header.
+_COMPILE = ["g++", "-std=c++17", "-O1", "-w", "-fPIC"]
 
 #: Runs all blocks of a grid.
 _RUN = """
@@ -47,12 +52,14 @@ extern "C" void run(const Arguments* given, int num_blocks, int block_size)
         Block own;
         block = &own;
         own.threads.resize(block_size);
+        own.waits.resize(block_size);
         own.is_done.resize(block_size);
         own.warps.resize(block_size / 32);
-        for (ucontext_t& thread : own.threads) {{
+        while (stacks.size() < block_size) stacks.emplace_back(new char[stack_nbytes]);
+        for (int number = 0; number < block_size; ++number) {{
+            ucontext_t& thread = own.threads[number];
             getcontext(&thread);
-            own.stacks.emplace_back(new char[stack_nbytes]);
-            thread.uc_stack = {{own.stacks.back().get(), 0, stack_nbytes}};
+            thread.uc_stack = {{stacks[number].get(), 0, stack_nbytes}};
             thread.uc_link = nullptr;
             makecontext(&thread, run_thread, 0);
         }}
@@ -64,7 +71,7 @@ extern "C" void run(const Arguments* given, int num_blocks, int block_size)
                 if (thread % 32 == 0) is_turn = thread / 32 != slow || std::rand() % 16 == 0;
                 if (own.is_done[thread]) continue;
                 is_done = false;
-                if (!is_turn) continue;
+                if (!is_turn || !own.waits[thread].is_over()) continue;
                 threadIdx = {{unsigned(thread), 0, 0}};
                 swapcontext(&own.scheduler, &own.threads[thread]);
             }}
@@ -77,18 +84,12 @@ extern "C" void run(const Arguments* given, int num_blocks, int block_size)
 class EmulatedKernel:
     """A kernel on the host, in place of a `DirectKernel`."""
 
-    def __init__(self, folder, file, name, formats, macros):
-        """Compile a kernel into a folder."""
+    def __init__(self, file, name, formats, macros):
         text = _drop_instructions(specialise(file, macros))
         # Dynamic shared memory is the header's; the rest of what is shared is static.
         text = re.sub(r"extern __shared__ \w+ memory\[\];", "", text)
-        source = folder / f"{name}{len(list(folder.iterdir()))}.cpp"
-        source.write_text(f'#include "{HEADER}"\n{text}{_write_run(text, name)}')
-        library = source.with_suffix(".so")
-        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0, done.stderr
-        self._run = ctypes.CDLL(str(library)).run
+        text = f"#include <{HEADER.name}>\n{text}{_write_run(text, name)}"
+        self._run = ctypes.CDLL(str(_compile(text))).run
         self._format = struct.Struct(formats)
 
     def __call__(self, grid, block_size, *values):
@@ -96,6 +97,34 @@ class EmulatedKernel:
         assert num_parts == 1
         arguments = self._format.pack(*values) + bytes(8)  # a structure may end with padding
         self._run(arguments, num_blocks, block_size)
+
+
+@functools.cache
+def get_direct_kernel(file, name, formats, device_id, shared_nbytes=0, **macros):
+    """Stand in for `launch.get_direct_kernel`."""
+    return EmulatedKernel(file, name, formats, macros)
+
+
+@functools.cache
+def _compile_header():
+    """Compile the header for all kernels of this process; return the folder that has it."""
+    folder = tempfile.TemporaryDirectory()
+    compiled = f"{folder.name}/{HEADER.name}.gch"
+    subprocess.run([*_COMPILE, "-x", "c++-header", HEADER, "-o", compiled], check=True)
+    return folder
+
+
+@functools.cache
+def _compile(text):
+    """Compile a source, once in this process, and return the library's path."""
+    folder = Path(_compile_header().name)
+    source = folder / f"{len(list(folder.iterdir()))}.cpp"
+    source.write_text(text)
+    library = source.with_suffix(".so")
+    command = [*_COMPILE, "-shared", "-I", folder, source, "-o", library]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return library
 
 
 def _write_run(text, name):

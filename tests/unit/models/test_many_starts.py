@@ -43,11 +43,13 @@ def assert_same(run, expected):
 # The first mode of the first case is tall enough for kernels of the CPU engine.
 CASES = [
     ((3000, 20, 60), 12, "float64"),
-    *itertools.product([(30, 40, 50)], [1, 9], ["float32", "float64"]),
-    ((5, 9, 20, 60), 1, "float32"),
+    *itertools.product([(30, 40, 50)], [1], ["float32", "float64"]),
+    ((30, 40, 50), 9, "float64"),
+    ((5, 9, 20, 60), 1, "float64"),
 ]
 SLOW_CASES = [
-    ((5, 9, 20, 60), 1, "float64"),
+    ((30, 40, 50), 9, "float32"),
+    ((5, 9, 20, 60), 1, "float32"),
     *itertools.product([(5, 9, 20, 60)], [9], ["float32", "float64"]),
     *itertools.product([(30, 40, 50), (5, 9, 20, 60)], [4], ["float32", "float64"]),
 ]
@@ -64,7 +66,7 @@ def test_each_run_equals_the_lone_run(shape, rank, dtype):
         assert_same(run, run_alone(x, rank, seed, stopping))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 def test_momentum_equals_that_of_the_lone_run(dtype):
     """Some steps are taken back, at other iterations in each run."""
     x, _ = planted_tensor((12, 15, 18), 3, 400, noise=0.3, random_state=0, dtype=dtype)
@@ -173,7 +175,7 @@ def draw_missing(x):
 def test_missing_entries_on_a_gpu_are_those_on_a_cpu(groups, monkeypatch):
     """What is done for CuPy arrays, done with NumPy's; the batch is filled to 8 runs."""
     x, seeds = make_grouped(groups, "float64"), [*SEEDS, 9]
-    arguments = (x, 3, seeds, Stopping(5, 0))
+    arguments = (x, 2, seeds, Stopping(5, 0))
     missing = MissingEntries(x, draw_missing(x))
     expected = run_together(*arguments, missing=missing)
     monkeypatch.setattr(batch_module, "is_cupy", lambda array: True)
@@ -201,11 +203,11 @@ def test_runs_with_missing_entries_are_near_the_lone_runs(groups, dtype):
     assert (x._layout.prefixes is not None) == (groups == ((0, 1), (2, 3)))
     cells = draw_missing(x)
     mask = sparse.COO(cells, np.zeros(cells.shape[1]), x.shape, fill_value=1.0)
-    runs = run_together(x, 3, SEEDS, stopping, missing=MissingEntries(x, cells))
+    runs = run_together(x, 2, SEEDS, stopping, missing=MissingEntries(x, cells))
     bound = 1e-11 if dtype == "float64" else 1e-3  # iterations amplify rounding errors
     for seed, run in zip(SEEDS, runs, strict=True):
         options = {"init": "random", "random_state": seed, "return_errors": True, "mask": mask}
-        (_, factors), errors = decomposition.parafac(x, 3, **options, **stopping._asdict())
+        (_, factors), errors = decomposition.parafac(x, 2, **options, **stopping._asdict())
         np.testing.assert_allclose(run.errors, errors, rtol=bound)
         for found, factor in zip(run.cp_tensor.factors, factors, strict=True):
             assert found.dtype == dtype

@@ -18,6 +18,18 @@ from tensorly_flycoo.engines.row_rules import NUM_MEASURES, Method, Operator, Ro
 EACH_RULE = pytest.mark.parametrize("rule", RULES, ids=name_rule)
 BOTH_DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
+#: Each compiles kernels of its own, so that a rank has one dtype by default.
+RANKS = [
+    (1, np.float64),
+    (3, np.float64),
+    (16, np.float32),
+    (33, np.float64),
+    *[
+        pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in [(1, np.float32), (3, np.float32), (16, np.float64), (33, np.float32)]
+    ],
+]
+
 
 def make_arguments(rule, num_rows, rank, dtype):
     """Return the arguments of `Engine.update_rows` after the rule."""
@@ -29,9 +41,8 @@ def make_arguments(rule, num_rows, rank, dtype):
     return targets, rows, dual, num_steps, penalty, inverse
 
 
-@BOTH_DTYPES
+@pytest.mark.parametrize(("rank", "dtype"), RANKS)
 @EACH_RULE
-@pytest.mark.parametrize("rank", [1, 3, 16, 33])
 @pytest.mark.parametrize("num_rows", [1, 65, 3201])  # of the last a part has several blocks
 def test_rules(rule, rank, num_rows, dtype):
     arguments = make_arguments(rule, num_rows, rank, dtype)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import narrow_row_statements
 import numpy as np
 import pytest
-from emulated_gpu import HAS_COMPILER, EmulatedKernel
+from emulated_gpu import HAS_COMPILER, EmulatedKernel, get_direct_kernel
 from narrow_row_statements import draw_factor
 from slow_cases import thin_out
 
@@ -70,23 +70,9 @@ class Cupy(types.ModuleType):
         return np.ascontiguousarray(array).view(DeviceArray)
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    """Kernels by their name and macros, compiled when they are first used."""
-    return {}
-
-
 @pytest.fixture
-def tall(monkeypatch, tmp_path, kernels):
+def tall(monkeypatch):
     """The module, with emulated kernels."""
-
-    def get_direct_kernel(file, name, formats, device_id, shared_nbytes=0, **macros):
-        key = (name, *map(str, macros.values()))
-        if key not in kernels:
-            arguments = (file, name, formats, macros)
-            kernels[key] = EmulatedKernel(tmp_path, *arguments)
-        return kernels[key]
-
     launch = types.ModuleType("launch")
     launch.DirectKernel, launch.get_direct_kernel = EmulatedKernel, get_direct_kernel
     launch.find_address = lambda array: 0 if array is None else array.data.ptr

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from emulated_gpu import HAS_COMPILER, EmulatedKernel
+from emulated_gpu import HAS_COMPILER, EmulatedKernel, get_direct_kernel
 from row_rule_statements import (
     DIFFERENT_RULES,
     RULES,
@@ -97,22 +97,9 @@ class Cupy(types.ModuleType):
         return np.ascontiguousarray(array).view(DeviceArray)
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    """Kernels by their file and macros, compiled when they are first used."""
-    return {}
-
-
 @pytest.fixture
-def row_updates(monkeypatch, tmp_path, kernels):
+def row_updates(monkeypatch):
     """The module, with emulated kernels; `has_tensor_cores` says whether the GPU suits them."""
-
-    def get_direct_kernel(file, name, formats, device_id, shared_nbytes=0, **macros):
-        key = (file, *map(str, macros.values()))
-        if key not in kernels:
-            kernels[key] = EmulatedKernel(tmp_path, file, name, formats, macros)
-        return kernels[key]
-
     launch = types.ModuleType("launch")
     launch.DirectKernel, launch.get_direct_kernel = EmulatedKernel, get_direct_kernel
     launch.find_address = lambda array: 0 if array is None else array.data.ptr
