@@ -97,6 +97,8 @@ class WholeTensor(LazyArray):
         One that `is_early` has not been asked for by the loop.
         """
         x = self.tensor
+        if self.sweep_count is not None and not is_early:
+            self.sweep_count.begin_mode(mode)
         if self.memory.ahead is not None and not is_early:
             product = self.memory.ahead.find_product(factors, mode)
             if product is not None:
@@ -111,8 +113,6 @@ class WholeTensor(LazyArray):
         if not self._has_begun:
             check_devices(x, list(factors))
             self._has_begun = True
-        if self.sweep_count is not None:
-            self.sweep_count.begin_mode(mode)
         are_ones = self.memory.has_unit_weights
         if not are_ones and isinstance(weights, np.ndarray):  # on a GPU the host would wait
             are_ones = weights.tolist() == [1] * weights.size

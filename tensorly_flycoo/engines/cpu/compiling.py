@@ -103,7 +103,7 @@ class _SubroutineLowering(NativeLowering):
 def _replace_lowering(lowering: type[NativeLowering]) -> type[CompilerBase]:
     """Return numba's compiler, but with another pass that generates code."""
 
-    class Compiler(CompilerBase):  # type: ignore[misc]
+    class Compiler(CompilerBase):
         def define_pipelines(self) -> list[Any]:
             manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
             manager.passes = [
