@@ -91,9 +91,18 @@ class Starts:
         best = self.best_number
         match = f", match {self.match:.3f}" if self.match >= 0 else ""
         if self.match < LOW_MATCH:
-            match += ": the runs found different components"
+            match += f": the runs found different components{self._describe_ends()}"
         error = f"{self.final_errors[best]:.6g}"
         return f"<Starts: {len(self.runs)} runs, least {self._error} {error} of run {best}{match}>"
+
+    def _describe_ends(self) -> str:
+        """Say so if no run has ended by itself: all went through the same number of iterations."""
+        are_dropped = set(self.dropped)
+        kept = [errors for n, errors in enumerate(self.errors) if n not in are_dropped]
+        lengths = {len(errors) for errors in kept}
+        if len(kept) < 2 or len(lengths) > 1 or lengths == {1}:
+            return ""
+        return f", and none was at its end after {lengths.pop()} iterations (n_iter_max)"
 
 
 @mirror
