@@ -141,7 +141,11 @@ def test_a_method_by_name_and_its_loss(x):
 def test_a_low_match_is_shown(x):
     starts = best_of(parafac, x, 6, 3, random_state=0, n_iter_max=3)
     assert starts.match < 0.5
-    assert repr(starts).endswith(": the runs found different components>")
+    found = ": the runs found different components, and none was at its end after 3 iterations "
+    assert repr(starts).endswith(found + "(n_iter_max)>")
+    ended = best_of(parafac, x, 6, 3, random_state=0, n_iter_max=300, tol=1e-3)
+    assert ended.match < 0.9
+    assert "none was at its end" not in repr(ended)
 
 
 def test_the_same_random_state_gives_the_same_runs(x):
