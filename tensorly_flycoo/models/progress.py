@@ -37,9 +37,9 @@ class Progress:
     checkpoint. Pass it as ``progress=`` to `best_of`, which says what it shows of several starts.
 
     The first Ctrl-C stops the run after the current iteration, and the decomposition returns the
-    factors so far. The second raises KeyboardInterrupt immediately; `last` and `best` still have
-    the factors. A stopped or killed run can resume from its last checkpoint as if it had never
-    stopped.
+    factors so far. The second, and one before there are any factors, raises KeyboardInterrupt
+    immediately; `last` and `best` still have the factors. A stopped or killed run can resume from
+    its last checkpoint as if it had never stopped.
 
     Parameters
     ----------
@@ -394,8 +394,11 @@ class Progress:
         return describe_pace(self.seconds, self.n_iter_left)
 
     def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
-        """Stop the run after its iteration at the first Ctrl-C, immediately at the second."""
-        if self._is_interrupted:
+        """Stop the run after its iteration at the first Ctrl-C, immediately at the second.
+
+        Before the first model, as while ridges are tried, the first one stops immediately too.
+        """
+        if self._is_interrupted or self.last is None:  # there is nothing to lose yet
             raise KeyboardInterrupt
         self._is_interrupted = True
         with contextlib.suppress(RuntimeError):  # the signal may interrupt another write

@@ -274,10 +274,11 @@ def test_ctrl_c(count, code, folder, table, monkeypatch):
         left = [signal.SIGINT] * count
 
         def interrupt(model, error):
+            is_over = callback(model, error)
             while left:
                 os.kill(os.getpid(), left.pop())
                 time.sleep(0.05)  # a second signal at once would be the same as one
-            return callback(model, error)
+            return is_over
 
         return parafac(x, rank, callback=interrupt, **options)
 

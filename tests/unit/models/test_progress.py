@@ -399,3 +399,9 @@ def test_the_loss_of_counts_is_not_called_a_fit(caplog):
     line = next(line for line in caplog.messages if line.startswith("iteration 2"))
     assert f"loss {progress.errors[-1]:.8g}, change -" in line
     assert "fit" not in line
+
+
+def test_ctrl_c_before_the_first_model_stops_at_once():
+    """As while ridges are tried: there is nothing yet to return."""
+    with pytest.raises(KeyboardInterrupt), Progress(5, show=None):
+        signal.raise_signal(signal.SIGINT)
