@@ -261,9 +261,13 @@ class Pending:
 def suits(x: FlycooTensor, rank: int) -> bool:
     """Return whether the iterations of a tensor on one GPU may cost the host more time than it."""
     is_alone = x._engine.name == "cuda" and isinstance(x._layout, Layout)
+    if not is_alone or x.keep != "device":
+        return False
+    kernels = gpu_kernels()
+    if kernels is None or x.ndim > kernels.MAX_GRAMS or not kernels.suits_rank(rank, x.dtype):
+        return False
     factor_nbytes = sum(x.shape) * rank * x.dtype.itemsize
-    is_small = x.nnz <= _MOST_NONZEROS and factor_nbytes <= _MOST_FACTOR_NBYTES
-    return is_alone and x.keep == "device" and is_small
+    return x.nnz <= _MOST_NONZEROS and factor_nbytes <= _MOST_FACTOR_NBYTES
 
 
 def _locate(arrays: Sequence[Array]) -> list[int]:

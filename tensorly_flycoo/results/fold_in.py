@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, invert_positive
+from ..base.array_modules import Array, array_module, invert_positive, move
 from ..base.checks import check_factors, check_least, check_mode, check_positive, check_real
 from ..base.fit_record import FitRecord
 from ..engines.tall import column_norms
@@ -31,7 +31,7 @@ from ..ops.mttkrp import mttkrp
 from ..ops.ragged import RaggedTensor
 from ..tensor.cells import find_places
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
-from ..tensor.entrance import mirror
+from ..tensor.entrance import map_arrays, mirror
 from ..tensor.labelled import LabelledTensor, Labels, number_modes
 from ..tensor.tensor import FlycooTensor
 from .fold_in_coupled import NewRows, fold_in_coupled
@@ -247,7 +247,12 @@ def _fold_in_parafac2(model: Any, slices: Any, mode: Any, options: FoldInOptions
     non_negative = options.non_negative
     if non_negative is None:
         non_negative = mode in record.non_negative
-    return fold_in_parafac2(model, x, mode, mask=mask, non_negative=non_negative).rows
+    # Slices of other libraries go where a tensor is made; the model's arrays follow, and come back.
+    weights, factors, projections = model
+    xp = x.matrix._engine.xp
+    there = map_arrays(lambda array: move(array, xp), (weights, factors, projections))
+    folded = fold_in_parafac2(there, x, mode, mask=mask, non_negative=non_negative)
+    return move(folded.rows, array_module(factors[0]))
 
 
 def _fold_in_coupled(model: Any, blocks: Any, mode: Any, options: FoldInOptions) -> Array:
