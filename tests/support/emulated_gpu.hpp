@@ -234,3 +234,53 @@ Value round_to(double number)
 {
     return number;
 }
+
+// Run all blocks of a grid.
+
+void (*call_kernel)();
+
+void run_thread()
+{
+    call_kernel();
+    block->is_done[threadIdx.x] = true;
+    while (true) yield();
+}
+
+void run_blocks(void (*kernel)(), int num_blocks, int block_size)
+{
+    call_kernel = kernel;
+    blockDim = {unsigned(block_size), 1, 1};
+    std::srand(0);
+    bool is_turn;
+    for (int number = 0; number < num_blocks; ++number) {
+        blockIdx = {unsigned(number), 0, 0};
+        std::memset(memory, 0xff, sizeof memory);  // nan
+        Block own;
+        block = &own;
+        own.threads.resize(block_size);
+        own.waits.resize(block_size);
+        own.is_done.resize(block_size);
+        own.warps.resize(block_size / 32);
+        while (stacks.size() < block_size) stacks.emplace_back(new char[stack_nbytes]);
+        for (int thread = 0; thread < block_size; ++thread) {
+            ucontext_t& context = own.threads[thread];
+            getcontext(&context);
+            context.uc_stack = {stacks[thread].get(), 0, stack_nbytes};
+            context.uc_link = nullptr;
+            makecontext(&context, run_thread, 0);
+        }
+        // One warp is slow: what lacks a barrier goes wrong.
+        const int slow = std::rand() % own.warps.size();
+        for (bool is_done = false; !is_done;) {
+            is_done = true;
+            for (int thread = 0; thread < block_size; ++thread) {
+                if (thread % 32 == 0) is_turn = thread / 32 != slow || std::rand() % 16 == 0;
+                if (own.is_done[thread]) continue;
+                is_done = false;
+                if (!is_turn || !own.waits[thread].is_over()) continue;
+                threadIdx = {unsigned(thread), 0, 0};
+                swapcontext(&own.scheduler, &own.threads[thread]);
+            }
+        }
+    }
+}

@@ -27,56 +27,19 @@ HEADER = Path(__file__).with_suffix(".hpp")
 #: What the header and the kernels have in common, without which g++ ignores a compiled header.
 _COMPILE = ["g++", "-std=c++17", "-O1", "-w", "-fPIC"]
 
-#: Runs all blocks of a grid.
+_KERNEL = re.compile(r"__global__ void\s+(?:__launch_bounds__\([^()]*\)\s+)?(\w+)\(")
+
+#: Runs one kernel of a source.
 _RUN = """
-struct Arguments {{
+struct {name}_arguments {{
     {members}
-}} arguments;
+}};
 
-void run_thread()
+extern "C" void run_{name}(const {name}_arguments* given, int num_blocks, int block_size)
 {{
-    {name}({values});
-    block->is_done[threadIdx.x] = true;
-    while (true) yield();
-}}
-
-extern "C" void run(const Arguments* given, int num_blocks, int block_size)
-{{
+    static {name}_arguments arguments;
     std::memcpy(&arguments, given, sizeof arguments);
-    blockDim = {{unsigned(block_size), 1, 1}};
-    std::srand(0);
-    bool is_turn;
-    for (int number = 0; number < num_blocks; ++number) {{
-        blockIdx = {{unsigned(number), 0, 0}};
-        std::memset(memory, 0xff, sizeof memory);  // nan
-        Block own;
-        block = &own;
-        own.threads.resize(block_size);
-        own.waits.resize(block_size);
-        own.is_done.resize(block_size);
-        own.warps.resize(block_size / 32);
-        while (stacks.size() < block_size) stacks.emplace_back(new char[stack_nbytes]);
-        for (int number = 0; number < block_size; ++number) {{
-            ucontext_t& thread = own.threads[number];
-            getcontext(&thread);
-            thread.uc_stack = {{stacks[number].get(), 0, stack_nbytes}};
-            thread.uc_link = nullptr;
-            makecontext(&thread, run_thread, 0);
-        }}
-        // One warp is slow: what lacks a barrier goes wrong.
-        const int slow = std::rand() % own.warps.size();
-        for (bool is_done = false; !is_done;) {{
-            is_done = true;
-            for (int thread = 0; thread < block_size; ++thread) {{
-                if (thread % 32 == 0) is_turn = thread / 32 != slow || std::rand() % 16 == 0;
-                if (own.is_done[thread]) continue;
-                is_done = false;
-                if (!is_turn || !own.waits[thread].is_over()) continue;
-                threadIdx = {{unsigned(thread), 0, 0}};
-                swapcontext(&own.scheduler, &own.threads[thread]);
-            }}
-        }}
-    }}
+    run_blocks([] {{ {name}({values}); }}, num_blocks, block_size);
 }}
 """
 
@@ -88,8 +51,9 @@ class EmulatedKernel:
         text = _drop_instructions(specialise(file, macros))
         # Dynamic shared memory is the header's; the rest of what is shared is static.
         text = re.sub(r"extern __shared__ \w+ memory\[\];", "", text)
-        text = f"#include <{HEADER.name}>\n{text}{_write_run(text, name)}"
-        self._run = ctypes.CDLL(str(_compile(text))).run
+        runs = "".join(_write_run(text, name) for name in _KERNEL.findall(text))
+        library = _compile(f"#include <{HEADER.name}>\n{text}{runs}")
+        self._run = getattr(ctypes.CDLL(str(library)), f"run_{name}")
         self._format = struct.Struct(formats)
 
     def __call__(self, grid, block_size, *values):
