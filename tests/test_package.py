@@ -171,7 +171,7 @@ def test_a_wheel_is_the_package_and_nothing_else(build):
     sources = [
         path
         for path in PACKAGE.rglob("*")
-        if path.suffix in (".py", ".cu", ".cuh", ".md") or path.name == "py.typed"
+        if path.suffix in (".py", ".cu", ".cuh", ".cubin", ".md") or path.name == "py.typed"
     ]
     assert sum(path.suffix in (".cu", ".cuh") for path in sources) > 15
     expected = {str(path.relative_to(ROOT)): path.read_bytes() for path in sources}

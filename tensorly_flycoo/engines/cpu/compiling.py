@@ -30,22 +30,17 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cfunc_wrapper": True, "_
 
 
 class _KernelLibrary(JITCodeLibrary):
-    """The code of a kernel, in less time than numba's own.
+    """The code of a kernel; what unpacks its arguments is not optimised.
 
-    numba also optimises for counts of references, which kernels do not keep, and what unpacks the
-    arguments, which is as fast without.
+    It calls functions of Python most of the time: a launch takes as long, and compiling less.
     """
 
-    def _optimize_functions(self, module: Any) -> None:
-        super()._optimize_functions(module)
-        for function in module.functions:
+    def add_ir_module(self, ir_module: Any) -> None:
+        for function in ir_module.functions:
             if function.name.startswith(_UNPACKING_PREFIX) and not function.is_declaration:
-                function.add_function_attribute("noinline")
-                function.add_function_attribute("optnone")
-
-    def _optimize_final_module(self) -> None:
-        passes, builder = self._codegen._module_pass_manager()
-        passes.run(self._final_module, builder)
+                function.attributes.add("noinline")
+                function.attributes.add("optnone")
+        super().add_ir_module(ir_module)
 
 
 #: How names begin of functions that unpack arguments from Python.
@@ -62,7 +57,6 @@ class _SubroutineLibrary(JITCodeLibrary):
         """Link the subroutines that this one calls, and no more."""
         self._raise_if_finalized()
         for library in dict.fromkeys(self._linking_libraries):
-            self._reload_init.update(library._reload_init)
             self._final_module.link_in(library._get_module_for_linking(), preserve=True)
         self._finalized = True
 

@@ -19,7 +19,7 @@ class DriverError(RuntimeError):
 
 
 @pytest.fixture
-def cupy(monkeypatch):
+def cupy():
     """Install a stand-in for CuPy with one H100, for modules that the test imports."""
     cupy = MagicMock()
     cupy.cuda.driver.CUDADriverError = DriverError
