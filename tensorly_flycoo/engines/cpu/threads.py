@@ -25,7 +25,8 @@ from numba.core import cgutils, types
 from numpy import ndarray as Array
 
 from ...base.reporting import log_compilation
-from .compiling import compile_within, kernel
+from .compiling import kernel
+from .lowering import compile_within
 from .records import intrinsic
 
 #: Work of a thread for which it is worth waking.
