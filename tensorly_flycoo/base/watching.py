@@ -226,6 +226,11 @@ def describe_pace(durations: Sequence[float], num_left: int, waited_s: float = 0
 _watched: ContextVar[_Call | None] = ContextVar("watched", default=None)
 
 
+def is_watched() -> bool:
+    """Return whether the running call is watched."""
+    return _watched.get() is not None
+
+
 def note_stage(stage: str) -> None:
     """Let the line say that a stage begins."""
     call = _watched.get()

@@ -11,6 +11,7 @@ import tensorly as tl
 
 from ..base.checks import check_choice, check_count, check_real, densify_error
 from ..base.fit_record import RunState, attach, current_record
+from ..base.watching import is_watched
 from ..io.checkpoint import Resumed
 from ..loop.acceleration import GaussNewton, start_momentum
 from ..loop.ahead import IterationsAhead, suits
@@ -424,9 +425,10 @@ def _run_tensorly_loop(whole: WholeTensor, options: _Options) -> Any:
     callback = options.callback
     has_callback = callback is not None
     whole.num_left = options.n_iter_max + has_callback
-    last_mode = whole.ndim - 1  # which is never fixed
-    free_modes = set(range(last_mode)) - set(options.fixed_modes or ())
-    whole.sweep_count = SweepCount(min(free_modes, default=last_mode), options.n_iter_max)
+    if is_watched():
+        last_mode = whole.ndim - 1  # which is never fixed
+        free_modes = set(range(last_mode)) - set(options.fixed_modes or ())
+        whole.sweep_count = SweepCount(min(free_modes, default=last_mode), options.n_iter_max)
     memory.factors_may_change = not only_reads(callback)
     memory.has_unit_weights = not options.normalize_factors  # the loop leaves them as they are
     is_plain = callback is None and memory.has_unit_weights and not options.linesearch

@@ -28,7 +28,14 @@ from ..engines.tall import gpu_kernels
 from ..format.layout import Layout
 from ..ops.mttkrp import LastPass, multiply
 from ..tensor.tensor import FlycooTensor
-from .gram_products import CachedGram, GramMemory, find_address, make_solved
+from .gram_products import (
+    CachedGram,
+    ComputedAhead,
+    GramMemory,
+    PendingError,
+    find_address,
+    make_solved,
+)
 
 if TYPE_CHECKING:
     from ..engines.cuda.graphs import Graph, HostNumber
@@ -70,7 +77,7 @@ class _Iteration:
     done: Any = None
 
 
-class IterationsAhead:
+class IterationsAhead(ComputedAhead):
     """Whole iterations of a parafac with unit weights, which are launched ahead of its loop.
 
     The loop passes its factors on as they are, and has no callback that may keep them.
@@ -121,11 +128,11 @@ class IterationsAhead:
                 return step.factor, step.gram
         return None
 
-    def find_error(self, grams: Sequence[CachedGram]) -> "Pending | None":
+    def find_error(self, grams: Sequence[CachedGram]) -> "_Pending | None":
         """Return the error of the factors with these Gram matrices if it is computed."""
         if self._current is None or not _are_same(self._current.grams, grams):
             return None
-        return Pending(self._current.error, self._current.done)
+        return _Pending(self._current.error, self._current.done)
 
     def launch(self, factors: Sequence[Array]) -> bool:
         """Launch the iteration that starts from these factors; return whether one does."""
@@ -246,7 +253,7 @@ class IterationsAhead:
 
 
 @dataclass(slots=True)
-class Pending:
+class _Pending(PendingError):
     """The error of an iteration that is under way."""
 
     _error: "HostNumber"

@@ -37,7 +37,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -50,7 +50,6 @@ from .host_grams import HostGrams
 
 if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale
-    from .ahead import IterationsAhead
     from .precision import NarrowFactors
 
 
@@ -93,7 +92,7 @@ class GramMemory:
         self.factors_may_change = True  # between iterations, by a callback
         self.has_unit_weights = False  # whether all weights are known to be 1
         self.narrow: NarrowFactors | None = None  # of a run in mixed precision
-        self.ahead: IterationsAhead | None = None  # what a GPU computes before it is asked for
+        self.ahead: ComputedAhead | None = None  # what a GPU computes before it is asked for
 
     def end_iteration(self) -> None:
         """Drop Gram matrices of factors that a callback may have changed."""
@@ -121,6 +120,37 @@ class GramMemory:
             if old.owner() is None:
                 del self.grams[address]
         self.grams[find_address(factor)] = cached
+
+
+class ComputedAhead(Protocol):
+    """Results that a GPU computes before the loop asks for them: see `ahead.IterationsAhead`."""
+
+    def find_product(self, factors: Sequence[Array], mode: int) -> Array | None:
+        """Return the MTTKRP of a mode if it is computed of these factors."""
+
+    def find_solution(
+        self, mttkrp: Array, gram_sums: tuple[Any, ...]
+    ) -> tuple[Array, CachedGram] | None:
+        """Return the factor that solves for an MTTKRP and these Gram matrices, if it is computed.
+
+        With it comes what is known of it.
+        """
+
+    def find_error(self, grams: Sequence[CachedGram]) -> "PendingError | None":
+        """Return the error of the factors with these Gram matrices if it is computed."""
+
+    def launch(self, factors: Sequence[Array]) -> bool:
+        """Launch the iteration that starts from these factors; return whether one does."""
+
+    def end(self) -> None:
+        """Wait for what is under way, and let go of all memory."""
+
+
+class PendingError(Protocol):
+    """An error that a GPU computes."""
+
+    def wait(self) -> float:
+        """Wait for the error, and return it."""
 
 
 class _OfThread(threading.local):

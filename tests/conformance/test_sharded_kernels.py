@@ -128,7 +128,7 @@ def test_blocks_without_rows_are_left_to_numpy(kernels):
 
 def test_a_plain_factor_beside_sharded_ones(kernels, monkeypatch):
     """A factor that is never updated stays as it was given."""
-    monkeypatch.setattr(gram_products, "_address", lambda array: array.ctypes.data)
+    monkeypatch.setattr(gram_products, "find_address", lambda array: array.ctypes.data)
     plain, a, mttkrp = draw(80, 0), scatter(draw(70, 1), 2), scatter(draw(60, 2), 2)
     product = GramProduct(kernels, RANK, FLOAT32) * GramProduct.of(plain) * GramProduct.of(a)
     factor = product.solve(mttkrp.T).T

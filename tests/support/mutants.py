@@ -39,8 +39,8 @@ MUTANTS = [
     Mutant(
         name="the last nonzero is lost",
         file="engines/cpu/records.py",
-        old="np.uint64(min(first + tiles.size, nnz))",
-        new="np.uint64(min(first + tiles.size, nnz - 1))",
+        old="np.uint64(smaller(first + tiles.size, nnz))",
+        new="np.uint64(smaller(first + tiles.size, nnz - 1))",
         tests="tests/unit/engines/cpu/test_engine.py::test_every_edge_of_tiles_and_buckets",
     ),
     Mutant(

@@ -29,17 +29,34 @@ TIMEOUT_S = 20
 
 
 class Terminal:
-    """A pseudo-terminal, and what has been written on it."""
+    """A pseudo-terminal, and what has been written on it.
+
+    A thread reads it, as a real one is read: where nobody does, who writes waits.
+    """
 
     def __init__(self, master, stream):
         self._master = master
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._thread = threading.Thread(target=self._drain, daemon=True)
         self.stream = stream
         self.written = ""
+        self._thread.start()
+
+    def _drain(self):
+        while self._is_open:
+            if select.select([self._master], [], [], 0.01)[0]:
+                self.read()
+
+    def close(self):
+        self._is_open = False
+        self._thread.join()
 
     def read(self):
-        while select.select([self._master], [], [], 0)[0]:
-            self.written += os.read(self._master, 2**16).decode()
-        return self.written
+        with self._lock:
+            while select.select([self._master], [], [], 0)[0]:
+                self.written += os.read(self._master, 2**16).decode()
+            return self.written
 
     def wait_for(self, pattern):
         """Return the first match of a pattern in what is written."""
@@ -94,8 +111,10 @@ def terminal(monkeypatch, impatient):
     master, slave = pty.openpty()
     with open(slave, "w") as stream:
         set_stderr(monkeypatch, stream)
-        yield Terminal(master, stream)
+        terminal = Terminal(master, stream)
+        yield terminal
         wait_for_the_thread()
+        terminal.close()
     os.close(master)
 
 
