@@ -15,8 +15,9 @@ from ..base.array_modules import Array
 from ..tensor.pieces import find_extreme, map_pieces
 from ..tensor.tensor import FlycooTensor
 
-#: Takes the data and the model, arrays of one shape.
-Elementwise: TypeAlias = Callable[[Array, Array], Array]
+#: Takes the data and the model, arrays of one shape. They are Any, since mypy would take seconds to
+#: try each lambda with every pair of kinds of arrays.
+Elementwise: TypeAlias = Callable[[Any, Any], Any]
 
 #: Added to the model where it divides or its logarithm is taken, as in pyttb.
 _EPSILON = 1e-10
