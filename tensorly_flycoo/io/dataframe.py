@@ -640,15 +640,19 @@ def read_indices(column: Any, name: str) -> np.ndarray:
     return indices.astype(np.int64, copy=False)
 
 
-def _find_no_number(column: Any) -> str:
-    """Return the first text of a column that is no number, or else its first one."""
-    texts = [text for text in column.to_pylist() if text is not None]
-    for text in texts:
+def _find_no_number(column: Any) -> str | None:
+    """Return the first text of a column that is no number, or else the last; None without any."""
+    last = None
+    for scalar in column:
+        text = scalar.as_py()
+        if text is None:
+            continue
+        last = text
         try:
             float(text)
         except ValueError:
-            return text
-    return texts[0]
+            break
+    return last
 
 
 def read_values(column: Any, name: str) -> np.ndarray:
@@ -665,8 +669,12 @@ def read_values(column: Any, name: str) -> np.ndarray:
     if not is_number:
         contents = f"entries of type {column.type}, expected numbers"
         if "string" in str(column.type):
-            contents = (
-                f"text, such as {_find_no_number(column)!r}, expected numbers; convert it, as by "
+            example = _find_no_number(column)
+            contents = "text"
+            if example is not None:
+                contents = f"text, such as {example!r}"
+            contents += (
+                ", expected numbers; convert it, as by "
                 'pandas.to_numeric(column, errors="coerce"), which makes nan of what is no number'
             )
         raise TypeError(f"column {name!r} holds {contents}")

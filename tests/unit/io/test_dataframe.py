@@ -351,6 +351,9 @@ def test_wrong_arguments(make):
         TypeError, match=r"column 'shop' holds text, such as 'b', expected numbers; .*to_numeric"
     ):
         from_dataframe(table, ["number"], "shop")
+    empty = pl.DataFrame({"shop": [1], "number": pl.Series([None], dtype=pl.String)})
+    with pytest.raises(TypeError, match="column 'number' holds text, expected numbers; convert it"):
+        from_dataframe(empty, ["shop"], "number")
     with pytest.raises(TypeError, match=r"values is \['number'\], expected the name of one column"):
         from_dataframe(table, ["shop"], ["number"])
     with pytest.raises(TypeError, match="from_dataframe has no argument 'value'; further ones are"):
