@@ -131,7 +131,7 @@ def _is_main_process() -> bool:
 
 
 def _wants_lines() -> bool:
-    """Return what `set_progress` has chosen, or else the environment."""
+    """Return the choice of `set_progress`, or else that of the environment."""
     if _is_wanted is not None:
         return _is_wanted
     choice = os.environ.get(PROGRESS_VARIABLE, "1")

@@ -135,7 +135,7 @@ def describe_single_gaps(num_known: int, num_measured: int, names: Sequence[str]
 
 
 def _name_blocks(mode_names: Sequence[str]) -> str:
-    """Return what combinations of labels of some modes are called."""
+    """Return the word for combinations of labels of some modes."""
     if len(mode_names) == 2:
         return "pairs"
     return "combinations"

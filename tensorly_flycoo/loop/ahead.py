@@ -34,7 +34,7 @@ from .gram_products import (
     GramMemory,
     PendingError,
     find_address,
-    make_solved,
+    make_cached,
 )
 
 if TYPE_CHECKING:
@@ -240,7 +240,8 @@ class IterationsAhead(ComputedAhead):
                 factor = _copy(factor, target_factors[mode])
                 factor_sums = kernels.copy_sums(factor_sums, target_grams[mode].sums)
             factors[mode] = factor
-            grams[mode] = make_solved(factor, factor_sums, product, inner)
+            grams[mode] = make_cached(factor, factor_sums)
+            grams[mode].note_solved(product, inner)
             steps[mode] = _Step(addresses, sums, product, factor, grams[mode])
         error = HostNumber()
         all_sums = [gram.sums for gram in grams]

@@ -76,6 +76,11 @@ class CachedGram:
         # Another array may have got the memory of one that is gone.
         return self.owner() is find_owner(factor)
 
+    def note_solved(self, mttkrp: Any, inner: Any) -> None:
+        """Note that the factor solves the system of an MTTKRP, with this inner product."""
+        self.mttkrp = weakref.ref(find_owner(mttkrp))
+        self.inner = inner
+
     def is_solution_of(self, mttkrp: Any) -> bool:
         """Say whether the factor solves the system of an MTTKRP, so that `inner` is with it."""
         return self.mttkrp is not None and self.mttkrp() is find_owner(mttkrp)
@@ -283,8 +288,7 @@ class GramProduct:
             narrow.keep_solved(factor, narrow_rows)
         cached = _keep(factor, grams, self._memory)
         if inner is not None:
-            cached.mttkrp = weakref.ref(find_owner(rows))
-            cached.inner = inner
+            cached.note_solved(rows, inner)
         if self._memory is not None:
             self._memory.num_solves += 1
         return factor.T
@@ -485,31 +489,26 @@ def _find_or_compute(factor: Any, memory: GramMemory | None) -> CachedGram | Non
 
 def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> CachedGram:
     """Keep the Gram matrix of a factor; of a row-sharded one, which never changes, for its life."""
-    kernels = gpu_kernels()
-    assert kernels is not None
-    product = GramProduct(kernels, factor.shape[1], factor.dtype, (grams,))
+    cached = make_cached(factor, grams)
     if isinstance(factor, RowShards):
-        cached = CachedGram(product, weakref.ref(factor.memo))
         factor.memo.known = cached
-        return cached
-    cached = CachedGram(product, weakref.ref(find_owner(factor)), factor.shape, factor.strides)
-    if memory is not None:
+    elif memory is not None:
         memory.keep(factor, cached)
     return cached
 
 
-find_address = operator.attrgetter("data.ptr")
-
-
-def make_solved(factor: Array, grams: Any, mttkrp: Array, inner: Any) -> CachedGram:
-    """Make what is known of a factor that solves the system of an MTTKRP."""
+def make_cached(factor: Array, grams: Any) -> CachedGram:
+    """Make what is known of a factor, which nobody keeps yet."""
     kernels = gpu_kernels()
     assert kernels is not None
     product = GramProduct(kernels, factor.shape[1], factor.dtype, (grams,))
-    cached = CachedGram(product, weakref.ref(find_owner(factor)), factor.shape, factor.strides)
-    cached.mttkrp = weakref.ref(find_owner(mttkrp))
-    cached.inner = inner
-    return cached
+    owner = weakref.ref(find_owner(factor))
+    if isinstance(factor, RowShards):
+        return CachedGram(product, owner)
+    return CachedGram(product, owner, factor.shape, factor.strides)
+
+
+find_address = operator.attrgetter("data.ptr")
 
 
 class ShardedKernels:

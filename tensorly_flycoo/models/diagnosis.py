@@ -211,7 +211,7 @@ def _name(names: Sequence[int | str]) -> str:
 
 
 def _title(name: int | str) -> str:
-    """Return what a reader calls a component: its number from 1, or its name."""
+    """Return a component's title for readers: its number from 1, or its name."""
     if isinstance(name, str):
         return name
     return f"{name + 1}"

@@ -202,10 +202,12 @@ class FlycooCP:
         x = _take_only(x)
         model = self.cp_tensor_
         share = self._share
-        if not self._is_fitted_to(x):
+        is_new = not self._is_fitted_to(x)
+        if is_new:
             share = share or _SHARE
-            model = self._replace_rows(x, share)
         mask = self._find_mask(x, share)
+        if is_new:
+            model = self._replace_rows(x, mask)
         held_out = None if mask is None else self._list_held_out(x, mask)
         fit = cp_fit(x, model, held_out=held_out, loss=loss)
         if isinstance(fit, CountFit):
@@ -217,12 +219,8 @@ class FlycooCP:
         origin = _describe(x)
         return origin.is_like(self._origin) and origin.has_norm_of(self._origin)
 
-    def _replace_rows(self, x: LabelledData, share: float) -> tuple[Array, list[Array]]:
-        """Return the model with rows of `x` in its first mode, found without the held-out entries.
-
-        These entries are those of the mask, or a share of the nonzeros.
-        """
-        mask = self._find_mask(x, share)
+    def _replace_rows(self, x: LabelledData, mask: Mask) -> tuple[Array, list[Array]]:
+        """Return the model with rows of `x` in its first mode, found without held-out entries."""
         rows = self._find_rows(drop_missing(x, mask), mask)
         return self.cp_tensor_.weights, [rows, *self.cp_tensor_.factors[1:]]
 
