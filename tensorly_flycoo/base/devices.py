@@ -21,6 +21,7 @@ class Devices(Protocol):
     """Devices of one kind, numbered from 0. The first is the home device: it has all but slabs."""
 
     count: int
+    others: Sequence[int] = ()  # besides the home device, if streams of this process serve them
     least_nnz: int = 0  # tensors with fewer nonzeros are by default on the first one alone
     least_nbytes: int = 0  # as are the factors of all modes if they take fewer bytes
 
@@ -46,6 +47,13 @@ class Devices(Protocol):
         They wait for what that device was given before; what it is given later waits for them.
         """
         return nullcontext(arrays)
+
+    def in_order(self) -> AbstractContextManager[object]:
+        """Let the home device's work inside a `with` block wait for earlier work of all devices.
+
+        Their later work waits for it.
+        """
+        return nullcontext()
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function on a device; return its result, which stays there.

@@ -425,15 +425,16 @@ def _run_tensorly_loop(whole: WholeTensor, options: _Options) -> Any:
     callback = options.callback
     has_callback = callback is not None
     whole.num_left = options.n_iter_max + has_callback
+    last_mode = whole.ndim - 1  # which is never fixed
+    free_modes = set(range(last_mode)) - set(options.fixed_modes or ())
+    first_mode = min(free_modes, default=last_mode)
     if is_watched():
-        last_mode = whole.ndim - 1  # which is never fixed
-        free_modes = set(range(last_mode)) - set(options.fixed_modes or ())
-        whole.sweep_count = SweepCount(min(free_modes, default=last_mode), options.n_iter_max)
+        whole.sweep_count = SweepCount(first_mode, options.n_iter_max)
     memory.factors_may_change = not only_reads(callback)
     memory.has_unit_weights = not options.normalize_factors  # the loop leaves them as they are
-    is_plain = callback is None and memory.has_unit_weights and not options.linesearch
+    is_plain = only_reads(callback) and memory.has_unit_weights and not options.linesearch
     if is_plain and suits(whole.tensor, options.rank):
-        memory.ahead = IterationsAhead(whole.tensor, memory, options.n_iter_max)
+        memory.ahead = IterationsAhead(whole.tensor, memory, first_mode, options.n_iter_max)
     if callback is not None:
         options = replace(
             options,
@@ -456,6 +457,8 @@ def _wrap_callback(callback: Callback, whole: WholeTensor) -> Callback:
     record = current_record("parafac").replace(run=RunState(whole.tensor))
 
     def call(cp_tensor: Any, error: Any) -> Any:
+        if memory.ahead is not None:  # its arrays will be overwritten, which the user may keep
+            cp_tensor = cp_tensor.cp_copy()
         returned = callback(attach(cp_tensor, record), error)
         if memory.factors_may_change:  # weights may have been changed in place
             memory.has_unit_weights = bool((tl.to_numpy(cp_tensor.weights) == 1).all())

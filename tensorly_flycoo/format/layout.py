@@ -21,6 +21,7 @@ storage d
 """
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -205,9 +206,23 @@ class Layout(ABC):
     #: Held while steps change the state.
     lock: AbstractContextManager = contextlib.nullcontext()
 
-    def get_state(self) -> dict[str, Any]:
+    def bring(self, mode: int, primitives: Primitives) -> None:
+        """Make the records of a mode of the tensor resident."""
+        number, _ = self.record_format.places[mode]
+        with self.step(number, primitives, stays=True):
+            pass
+
+    def get_state(self) -> Any:
         """Return the attributes that steps change, by name: none if nothing moves."""
         return {}
+
+    def is_in_state(self, state: Any) -> bool:
+        """Return whether the state is one that `get_state` has returned."""
+        return all(vars(self)[name] is value for name, value in state.items())
+
+    def list_moves(self, state: Any) -> list[Callable[[], object]]:
+        """Return calls that put the layout in a state; no bytecode of Python runs in them."""
+        return [functools.partial(vars(self).update, state)]
 
     def fork(self) -> Self:
         """Return a layout of the same arrays in the same state, which then changes by itself.

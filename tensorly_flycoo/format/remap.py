@@ -160,7 +160,7 @@ class RemapLayout(Layout):
         # interrupt it.
         self.records, self.spare, self.mode = self.spare, self.records, next_mode
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> Any:
         return {"records": self.records, "spare": self.spare, "mode": self.mode}
 
     def fork(self) -> Self:

@@ -1,10 +1,10 @@
-"""Iterations of parafac that a GPU computes ahead of TensorLy's loop, each by one launch.
+"""Iterations of parafac that GPUs compute ahead of TensorLy's loop, each by one launch.
 
 TensorLy's loop asks for an iteration piece by piece, and the pieces of a small tensor cost the host
-more time than the GPU. So a whole iteration is recorded as a CUDA graph, and launched before the
-loop asks for its first piece. Whoever then asks for an MTTKRP, a solution or an error with the very
-inputs of the graph gets what the graph computes; anything else is computed as ever. So results have
-the same bits.
+more time than the GPU; the more so if it launches for several GPUs. So a whole iteration is
+recorded as a CUDA graph, and launched before the loop asks for its first piece. Whoever then asks
+for an MTTKRP, a solution or an error with the very inputs of the graph gets what the graph
+computes; anything else is computed as ever. So results have the same bits.
 
     iteration 1, 2      as ever; `IterationsAhead` watches which modes are updated
     iteration 3         is recorded, and launched by its first MTTKRP
@@ -18,15 +18,18 @@ factors of an iteration stay as they are while the next one is computed.
 import collections
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..base.array_modules import Array
+from ..base.devices import Devices, OneDevice
 from ..engines.tall import gpu_kernels
 from ..format.layout import Layout
 from ..ops.mttkrp import LastPass, multiply
+from ..spread.row_shards import RowShards
+from ..spread.slab_layout import SlabLayout
 from ..tensor.tensor import FlycooTensor
 from .gram_products import (
     CachedGram,
@@ -42,9 +45,15 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tensorly_flycoo")
 
-#: With more nonzeros, or larger factors, a GPU works longer than the host [H200].
+#: With more nonzeros one GPU works longer than the host; and each of several, for which the host
+#: needs several times as long [H200].
 _MOST_NONZEROS = 2**23
+_MOST_NONZEROS_EACH = 2**26
+
+#: A pair of recordings needs about eight times the memory of the factors: little in itself, or of
+#: the tensor's.
 _MOST_FACTOR_NBYTES = 2**22
+_MOST_FACTOR_SHARE = 1 / 256
 
 #: Iterations that are watched, and the fewest that are left to record for.
 _NUM_WATCHED = 2
@@ -66,8 +75,8 @@ class _Step:
 class _Iteration:
     """What one graph computes, and the event after its last launch."""
 
-    start: Mapping[str, Any]  # the state of the layout
-    end: Mapping[str, Any]
+    start: Any  # the state of the layout
+    end: Any
     factor_addresses: list[int]  # at the start
     steps: dict[int, _Step]  # by mode
     factors: list[Array]
@@ -80,16 +89,19 @@ class _Iteration:
 class IterationsAhead(ComputedAhead):
     """Whole iterations of a parafac with unit weights, which are launched ahead of its loop.
 
-    The loop passes its factors on as they are, and has no callback that may keep them.
+    Each iteration of the loop begins with an MTTKRP of `first_mode`. The loop passes its factors on
+    as they are; a callback only reads them, and keeps none: they are overwritten.
     """
 
-    def __init__(self, x: FlycooTensor, memory: GramMemory, num_iterations: int) -> None:
-        layout = x._layout
-        assert isinstance(layout, Layout)
-        self._layout = layout
+    def __init__(
+        self, x: FlycooTensor, memory: GramMemory, first_mode: int, num_iterations: int
+    ) -> None:
+        self._layout: Layout | SlabLayout = x._layout
+        self._devices = _find_devices(x)
         self._engine = x._engine
         self._norm_square = float(x.norm()) ** 2
         self._memory = memory
+        self._first_mode = first_mode
         self._num_left = num_iterations
         self._num_begun = 0
         self._modes: list[int] = []  # that an iteration updates, in its order
@@ -101,8 +113,9 @@ class IterationsAhead(ComputedAhead):
 
     def find_product(self, factors: Sequence[Array], mode: int) -> Array | None:
         """Return the MTTKRP of a mode if it is computed of these factors."""
-        is_first = not self._modes or mode == self._modes[0]
-        if is_first:
+        if RowShards in map(type, factors):
+            return None
+        if mode == self._first_mode:
             self._begin(factors)
         if self._num_begun == 1:
             self._modes.append(mode)
@@ -176,13 +189,12 @@ class IterationsAhead(ComputedAhead):
 
         layout = self._layout
         assert iteration.graph is not None
-        with layout.lock:
-            if not _is_in_state(layout, iteration.start):
+        with self._devices.in_order(), layout.lock:
+            if not layout.is_in_state(iteration.start):
                 return None
-            move = partial(vars(layout).update, iteration.end)
-            both: list[Any] = [iteration.graph.launch, move]
-            # No bytecode of Python runs between the two, so no KeyboardInterrupt comes there.
-            collections.deque(map(operator.call, both), maxlen=0)
+            calls: list[Any] = [iteration.graph.launch, *layout.list_moves(iteration.end)]
+            # No bytecode of Python runs in between, so no KeyboardInterrupt comes there.
+            collections.deque(map(operator.call, calls), maxlen=0)
             iteration.done = cupy.cuda.get_current_stream().record()
         return iteration
 
@@ -194,14 +206,16 @@ class IterationsAhead(ComputedAhead):
         grams = [gram for gram in known if gram is not None]
         if len(grams) < len(factors):
             return
-        first_mode, _ = self._layout.record_format.places[self._modes[0]]
+        self._layout.bring(self._first_mode, self._engine)
+        with self._layout.lock:
+            fork = self._layout.fork()
+        others = self._devices.others
+        targets = factors, grams
         try:
-            with self._layout.step(first_mode, self._engine, stays=True):
-                fork = self._layout.fork()
-            graph, there = record(partial(self._iterate, fork, factors, grams))
+            graph, there = record(partial(self._iterate, fork, factors, grams), others)
             there.graph = graph
-            targets = factors, grams
-            graph, back = record(partial(self._iterate, fork, there.factors, there.grams, targets))
+            iterate_back = partial(self._iterate, fork, there.factors, there.grams, targets)
+            graph, back = record(iterate_back, others)
             back.graph = graph
         except RECORDING_ERRORS as error:
             _logger.debug("iterations cannot be recorded: %s", error)
@@ -211,7 +225,7 @@ class IterationsAhead(ComputedAhead):
 
     def _iterate(
         self,
-        layout: Layout,
+        layout: Layout | SlabLayout,
         factors: Sequence[Array],
         grams: Sequence[CachedGram],
         targets: tuple[Sequence[Array], Sequence[CachedGram]] | None = None,
@@ -247,10 +261,8 @@ class IterationsAhead(ComputedAhead):
         all_sums = [gram.sums for gram in grams]
         inner = grams[-1].inner
         kernels.launch_fit(all_sums, (), rank, dtype, inner, self._norm_square, error.address)
-        first_mode, _ = layout.record_format.places[self._modes[0]]
-        with layout.step(first_mode, self._engine, stays=True):
-            end = layout.get_state()
-        return _Iteration(start, end, start_addresses, steps, factors, grams, error)
+        layout.bring(self._first_mode, self._engine)
+        return _Iteration(start, layout.get_state(), start_addresses, steps, factors, grams, error)
 
 
 @dataclass(slots=True)
@@ -267,15 +279,26 @@ class _Pending(PendingError):
 
 
 def suits(x: FlycooTensor, rank: int) -> bool:
-    """Return whether the iterations of a tensor on one GPU may cost the host more time than it."""
-    is_alone = x._engine.name == "cuda" and isinstance(x._layout, Layout)
-    if not is_alone or x.keep != "device":
+    """Return whether the iterations of a tensor on GPUs may cost the host more time than these."""
+    if x._engine.name != "cuda" or x.keep != "device":
         return False
     kernels = gpu_kernels()
     if kernels is None or x.ndim > kernels.MAX_GRAMS or not kernels.suits_rank(rank, x.dtype):
         return False
+    devices = _find_devices(x)
+    most_nonzeros = _MOST_NONZEROS
+    if devices.others:
+        most_nonzeros = _MOST_NONZEROS_EACH * (1 + len(devices.others))
     factor_nbytes = sum(x.shape) * rank * x.dtype.itemsize
-    return x.nnz <= _MOST_NONZEROS and factor_nbytes <= _MOST_FACTOR_NBYTES
+    most_nbytes = max(_MOST_FACTOR_NBYTES, x.nbytes * _MOST_FACTOR_SHARE)
+    return x.nnz <= most_nonzeros and factor_nbytes <= most_nbytes
+
+
+def _find_devices(x: FlycooTensor) -> Devices:
+    """Return the GPUs of a tensor."""
+    if isinstance(x._layout, SlabLayout):
+        return x._layout.devices
+    return OneDevice(x._engine.xp)
 
 
 def _locate(arrays: Sequence[Array]) -> list[int]:
@@ -286,10 +309,6 @@ def _locate(arrays: Sequence[Array]) -> list[int]:
 def _copy(source: Array, target: Array) -> Array:
     target[...] = source
     return target
-
-
-def _is_in_state(layout: Layout, state: Mapping[str, Any]) -> bool:
-    return all(vars(layout)[name] is value for name, value in state.items())
 
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:

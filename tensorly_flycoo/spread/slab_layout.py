@@ -5,6 +5,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -26,6 +27,15 @@ class Slab(NamedTuple):
     rows: slice
     layout: Layout
     home: int = 0  # its device
+
+
+@contextlib.contextmanager
+def _hold_all(locks: Sequence[AbstractContextManager]) -> Iterator[None]:
+    """Hold some locks, which are taken in their order."""
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock)
+        yield
 
 
 class SlabLayout:
@@ -181,6 +191,34 @@ class SlabLayout:
         if sums[0] is None:
             return None
         return functools.reduce(operator.add, self.devices.collect(sums))
+
+    # The state of all slabs, as that of a `Layout`
+
+    @property
+    def lock(self) -> AbstractContextManager[None]:
+        return _hold_all([slab.layout.lock for slab in self.slabs])
+
+    def bring(self, mode: int, primitives: Primitives) -> None:
+        """Make the records of a mode resident in all slabs."""
+        for slab in self.slabs:
+            with self.devices.use(slab.home):
+                slab.layout.bring(mode, primitives)
+
+    def get_state(self) -> Any:
+        return [slab.layout.get_state() for slab in self.slabs]
+
+    def is_in_state(self, state: Any) -> bool:
+        pairs = zip(self.slabs, state, strict=True)
+        return all(slab.layout.is_in_state(of_slab) for slab, of_slab in pairs)
+
+    def list_moves(self, state: Any) -> list[Callable[[], object]]:
+        pairs = zip(self.slabs, state, strict=True)
+        return [move for slab, of_slab in pairs for move in slab.layout.list_moves(of_slab)]
+
+    def fork(self) -> Self:
+        slabs = [slab._replace(layout=slab.layout.fork()) for slab in self.slabs]
+        arguments = (self.record_format, self.num_slabs, slabs, self._primitives, self.devices)
+        return type(self)(*arguments, norm=self.norm)
 
     @contextlib.contextmanager
     def hold_first_order(self, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:

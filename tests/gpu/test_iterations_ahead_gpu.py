@@ -9,10 +9,13 @@ import pytest
 import tensorly as tl
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import mttkrp
+import tensorly_flycoo
+from tensorly_flycoo import Progress, mttkrp
+from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 from tensorly_flycoo.loop import ahead
 from tensorly_flycoo.testing import random_tensor
 
+NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
 LOOP = sys.modules["tensorly_flycoo.decomposition.parafac"]
 SHAPES = {"two modes": (40, 50), "three": (30, 200, 50), "four": (20, 30, 40, 50),
           "groups": (16, 3, 105, 365, 20)}  # fmt: skip
@@ -79,6 +82,72 @@ def test_options(options, monkeypatch):
     assert_same(decompose(x, monkeypatch, is_ahead=True, **options), expected)
 
 
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+@pytest.mark.parametrize("gpus", [None, *range(1, NUM_GPUS + 1)])
+def test_slabs(gpus, layout, monkeypatch, launches):
+    shape = (30, 200, 50)
+    expected_launches = 2 * 10
+    with tensorly_flycoo.set_device("cuda", gpus=gpus):
+        x = random_tensor(shape, 20_000, random_state=0, layout=layout, slabs=3)
+        expected = decompose(x, monkeypatch, is_ahead=False)
+        for _ in range(2):
+            assert_same(decompose(x, monkeypatch, is_ahead=True), expected)
+        assert len(launches) == expected_launches
+        model, _ = expected
+        fresh = random_tensor(shape, 20_000, random_state=0, layout=layout, slabs=3)
+        for mode in range(len(shape)):
+            found = mttkrp(x, model.factors, mode)
+            assert bool((found == mttkrp(fresh, model.factors, mode)).all())
+
+
+@pytest.mark.parametrize("gpus", [None, *range(1, NUM_GPUS + 1)])
+def test_sharded_factors_go_piece_by_piece(gpus, monkeypatch, launches):
+    monkeypatch.setattr(CudaDevices, "least_nbytes", 0)
+    with tensorly_flycoo.set_device("cuda", gpus=gpus):
+        x = random_tensor((30, 200, 50), 20_000, random_state=0, slabs=3)
+        expected = decompose(x, monkeypatch, is_ahead=False)
+        assert_same(decompose(x, monkeypatch, is_ahead=True), expected)
+    assert bool(launches) == (gpus is None)
+
+
+class Keeper:
+    """A callback that reads models, as a `Progress` does, and keeps them."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, model, error):
+        self.seen.append((model, error))
+
+    __call__.only_reads = True
+
+
+@pytest.mark.parametrize("fixed_modes", [(), (0,)])
+def test_models_that_a_callback_keeps(fixed_modes, monkeypatch, launches):
+    x = random_tensor((30, 200, 50), 1500, random_state=0, device="cuda")
+    callbacks = Keeper(), Keeper()
+    expected, found = [
+        decompose(x, monkeypatch, is_ahead, callback=callback, fixed_modes=fixed_modes)
+        for is_ahead, callback in zip((False, True), callbacks, strict=True)
+    ]
+    assert len(launches) == 10
+    assert_same(found, expected)
+    expected_models, found_models = [callback.seen for callback in callbacks]
+    assert len(found_models) == 1 + 12
+    for pair in zip(found_models, expected_models, strict=True):
+        assert_same(*pair)
+
+
+def test_a_progress(monkeypatch, launches):
+    x = random_tensor((30, 200, 50), 1500, random_state=0, device="cuda")
+    expected = decompose(x, monkeypatch, is_ahead=False)
+    with Progress(12, show=None) as progress:
+        assert_same(decompose(x, monkeypatch, is_ahead=True, callback=progress), expected)
+    assert len(launches) == 10
+    model, errors = expected
+    assert_same((progress.last, errors), (model, errors))
+
+
 def test_without_errors(monkeypatch, launches):
     x = random_tensor((30, 200, 50), 1500, random_state=0, device="cuda")
     (expected, _) = decompose(x, monkeypatch, is_ahead=False)
@@ -123,10 +192,10 @@ def test_a_recording_that_fails(number, monkeypatch, launches):
     expected = decompose(x, monkeypatch, is_ahead=False)
     original, made = graphs.record, []
 
-    def record(work):
+    def record(work, others):
         made.append(work)
         if len(made) <= number:
-            return original(work)
+            return original(work, others)
         raise cupy.cuda.memory.OutOfMemoryError(1, 2)
 
     monkeypatch.setattr(graphs, "record", record)

@@ -35,6 +35,7 @@ class CudaDevices(Devices):
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.others = range(1, count)
         self._of_thread = threading.local()  # a thread's events: see `_get_event`
         pairs = itertools.permutations(range(count), 2)
         unconnected = [(reader, owner) for reader, owner in pairs if not _let_read(reader, owner)]
@@ -74,6 +75,9 @@ class CudaDevices(Devices):
     def lend(self, arrays: Sequence[Array], homes: Sequence[int]) -> Iterator[Sequence[Array]]:
         with self._order_work([home for home in set(homes) if home != 0], [0]):
             yield arrays
+
+    def in_order(self) -> AbstractContextManager[None]:
+        return self._order_work([0], self.others)
 
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:
         """Implement `Devices.map` by a thread for each GPU."""

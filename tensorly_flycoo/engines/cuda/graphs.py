@@ -1,6 +1,7 @@
 """Launches that are recorded once as a CUDA graph, and then launched together."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import cupy
@@ -34,20 +35,55 @@ class Graph:
         self.launch: Callable[[], object] = graph.launch
 
 
-def record(work: Callable[[], _Result]) -> tuple[Graph, _Result]:
+def record(work: Callable[[], _Result], others: Iterable[int] = ()) -> tuple[Graph, _Result]:
     """Record the launches of a function, which can then be launched again and again.
+
+    It launches on the current GPU and on `others`; the graph's launches on these wait for what the
+    current stream of the current GPU was given before, and what that is given later waits for them.
 
     Returns what the function returns too. Whatever it allocates keeps its address while the graph
     lives; what it frees serves later launches of the graph alone.
     """
     pool = cupy.cuda.MemoryPool()
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with cupy.cuda.using_allocator(pool.malloc), stream:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cupy.cuda.using_allocator(pool.malloc))
+        stream = stack.enter_context(_new_stream(cupy.cuda.runtime.getDevice()))
+        other_streams = [stack.enter_context(_new_stream(gpu)) for gpu in others]
         # Relaxed: the pool may ask the driver for memory, which is no work of the stream.
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
         try:
+            for other_stream in other_streams:
+                _let_wait(other_stream, stream)
             result = work()
-        finally:
-            graph = stream.end_capture()
+            for other_stream in other_streams:
+                _let_wait(stream, other_stream)
+        except BaseException:
+            with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+                stream.end_capture()
+            raise
+        graph = stream.end_capture()
     graph.upload()
     return Graph(graph, pool), result
+
+
+@contextlib.contextmanager
+def _new_stream(gpu: int) -> Iterator[cupy.cuda.Stream]:
+    """Make a new stream the current one of a GPU, inside a `with` block."""
+    device = cupy.cuda.Device(gpu)
+    with device:
+        stream_before = cupy.cuda.get_current_stream()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        stream.use()
+    try:
+        yield stream
+    finally:
+        with device:
+            stream_before.use()
+
+
+def _let_wait(stream: cupy.cuda.Stream, awaited: cupy.cuda.Stream) -> None:
+    """Have later work of a stream wait for the work so far of another one, maybe of another GPU."""
+    with cupy.cuda.Device(awaited.device_id):
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(awaited)
+    stream.wait_event(event)

@@ -13,6 +13,7 @@ from ...base.array_modules import GpuArray as Array
 from ...base.value_dtypes import FLOAT_CHARS
 from ..narrow_rows import NARROW_FORMATS, NarrowRows
 from . import launch, narrow_rows, structs, tuning
+from .graphs import HostNumber
 from .launch import DirectKernel, get_direct_kernel, row_stride
 from .macros import products_macros, update_rows_macros
 
@@ -30,7 +31,7 @@ choose_row_nbytes = tuning.choose_row_nbytes
 #: `structs.PRODUCT`, as the module `struct` names its members.
 _PRODUCT = f"{2 * MAX_GRAMS}Q{3 * MAX_SCALES}Q2i"
 
-#: A thread's pinned `error`, float64 (1,), which `compute_fit` reads, and its `address`.
+#: A thread's `HostNumber`, which `compute_fit` reads, by the name `error`.
 _host = threading.local()
 
 
@@ -330,18 +331,13 @@ def compute_fit(
 
     The kernel writes to host memory. The host waits for it, not for what `meanwhile` launches.
     """
-    try:
-        error = _host.error
-    except AttributeError:
-        memory = cupy.cuda.alloc_pinned_memory(8)
-        error = np.frombuffer(memory, np.float64, 1)
-        _host.error = error
-        _host.address = memory.ptr
-    launch_fit(grams, scales, rank, dtype, inner, norm_square, _host.address)
+    if not hasattr(_host, "error"):
+        _host.error = HostNumber()
+    launch_fit(grams, scales, rank, dtype, inner, norm_square, _host.error.address)
     done = cupy.cuda.get_current_stream().record()
     meanwhile()
     done.synchronize()
-    return float(error[0])
+    return _host.error.read()
 
 
 def launch_fit(
