@@ -94,6 +94,20 @@ class Devices(Protocol):
         devices, become a contiguous one.
         """
 
+    def add(
+        self, requests: Sequence[Request], tree: Any, add_parts: Callable[..., Array]
+    ) -> list[Array]:
+        """Return for each request the sum of its arrays along a tree of their places.
+
+        The arrays have one shape, and are on devices. `add_parts` adds them there where they lie
+        below each other.
+        """
+        added = []
+        for stacked, (_, home) in zip(self.gather(requests), requests, strict=True):
+            with self.use(home):
+                added.append(add_parts(stacked, tree))
+        return added
+
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         """Bring small arrays, from any devices, to the home device."""
 

@@ -189,7 +189,7 @@ class IterationsAhead(ComputedAhead):
 
         layout = self._layout
         assert iteration.graph is not None
-        with self._devices.in_order(), layout.lock:
+        with layout.lock, self._devices.in_order():
             if not layout.is_in_state(iteration.start):
                 return None
             calls: list[Any] = [iteration.graph.launch, *layout.list_moves(iteration.end)]

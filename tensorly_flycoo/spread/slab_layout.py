@@ -5,7 +5,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -27,15 +26,6 @@ class Slab(NamedTuple):
     rows: slice
     layout: Layout
     home: int = 0  # its device
-
-
-@contextlib.contextmanager
-def _hold_all(locks: Sequence[AbstractContextManager]) -> Iterator[None]:
-    """Hold some locks, which are taken in their order."""
-    with contextlib.ExitStack() as held:
-        for lock in locks:
-            held.enter_context(lock)
-        yield
 
 
 class SlabLayout:
@@ -195,8 +185,14 @@ class SlabLayout:
     # The state of all slabs, as that of a `Layout`
 
     @property
-    def lock(self) -> AbstractContextManager[None]:
-        return _hold_all([slab.layout.lock for slab in self.slabs])
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            for slab in self.slabs:
+                held.enter_context(self.devices.use(slab.home))  # where the lock orders streams
+                held.enter_context(slab.layout.lock)
+            held.enter_context(self.devices.use(0))
+            yield
 
     def bring(self, mode: int, primitives: Primitives) -> None:
         """Make the records of a mode resident in all slabs."""

@@ -242,11 +242,6 @@ def _add_blocks(
         with devices.use(owners[number]):
             *blocks, _ = np.split(matrix, sharding.edges[1:])  # behind the last edge is nothing
             parts.append(blocks)
-    # Each device gathers the parts of its block, below each other, and adds them.
     requests = list(zip(zip(*parts, strict=True), sharding.homes, strict=True))
     places = renumber(tree, tuple(results))
-    added = []
-    for stacked, home in zip(devices.gather(requests), sharding.homes, strict=True):
-        with devices.use(home):
-            added.append(engine.add_parts(stacked, places))
-    return added
+    return devices.add(requests, places, engine.add_parts)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tensorly_flycoo.format.tree import add_parts, count_parts
+
 DEVICES_PATH = Path(__file__).parents[2] / "tensorly_flycoo" / "engines" / "cuda" / "gpus.py"
 
 
@@ -66,6 +68,27 @@ class SimulatedGpus(types.ModuleType):
             flat = target.mem.buffer[target.offset :][: array.nbytes]
             pairs.append((flat.view(array.dtype).reshape(array.shape), array.view))
         self.launch(lambda: [own.__setitem__(..., view) for own, view in pairs])
+
+    def add_arrays(self, arrays, tree):
+        """Stand in for `engines.cuda.exchange.add_arrays`."""
+        self.num_kernels += 1
+        assert all(isinstance(array.memory, Memory) for array in arrays)
+        assert all(array.flags.c_contiguous for array in arrays)
+        return self._add([array.view for array in arrays], tree)
+
+    def add_parts(self, rows, tree):
+        """Stand in for `engines.cuda.exchange.add_parts`."""
+        return self._add(np.split(rows.view, count_parts(tree)), tree)
+
+    def _add(self, views, tree):
+        """Launch an addition of arrays; return its result."""
+        total = self.empty(views[0].shape, views[0].dtype)
+
+        def work(target=total.view):
+            target[...] = add_parts(np.concatenate(views), tree)
+
+        self.launch(work)
+        return total
 
     def launch(self, work, stream=None):
         (stream or Stream(self, None)).enqueue(work)
@@ -201,6 +224,8 @@ def load_devices(gpus, monkeypatch):
     """Return the module `engines.cuda.gpus`, with simulated GPUs."""
     exchange = types.ModuleType("exchange")
     exchange.copy_blocks = gpus.copy_blocks
+    exchange.add_arrays = gpus.add_arrays
+    exchange.MAX_ARRAYS = 32
     monkeypatch.setitem(sys.modules, "cupy", gpus)
     monkeypatch.setitem(sys.modules, "tensorly_flycoo.engines.cuda.exchange", exchange)
     name = "tensorly_flycoo.engines.cuda.simulated_devices"

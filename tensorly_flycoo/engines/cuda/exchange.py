@@ -13,6 +13,9 @@ from .launch import get_direct_kernel
 _MAX_COPIES = 16
 _COPIES_FORMAT = f"{2 * _MAX_COPIES}Q{3 * _MAX_COPIES}I"
 
+#: The most arrays of `add_arrays`, whose addresses are arguments of its kernel.
+MAX_ARRAYS = 32
+
 #: The most blocks along y of one launch.
 _MAX_GRID_Y = 2**16 - 1
 
@@ -75,3 +78,27 @@ def add_parts(rows: Array, tree: trees.Tree, out: Array | None = None) -> Array:
         grid = (-(-out.size // tuning.BLOCK_SIZE), 1)
         kernel(grid, tuning.BLOCK_SIZE, out.size, rows.data.ptr, out.data.ptr)
     return out
+
+
+def add_arrays(arrays: Sequence[Array], tree: trees.Tree) -> Array:
+    """Add arrays along a tree of their places, on the current GPU, which can read them.
+
+    They are contiguous, and at most `MAX_ARRAYS`.
+    """
+    first = arrays[0]
+    sums = cupy.empty(first.shape, first.dtype)
+    kernel = get_direct_kernel(
+        "add_arrays.cu",
+        "add_arrays",
+        f"q{len(arrays)}QQ",
+        sums.data.device_id,
+        VALUE=first.dtype,
+        NUM_PARTS=len(arrays),
+        TREE=trees.express(tree, "PART"),
+    )
+    if sums.size > 0:
+        values_per_block = tuning.BLOCK_SIZE * (16 // first.itemsize)
+        grid = (-(-sums.size // values_per_block), 1)
+        addresses = [array.data.ptr for array in arrays]
+        kernel(grid, tuning.BLOCK_SIZE, sums.size, *addresses, sums.data.ptr)
+    return sums

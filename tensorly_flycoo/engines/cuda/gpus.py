@@ -16,7 +16,8 @@ import numpy as np
 from ...base.array_modules import GpuArray as Array
 from ...base.array_modules import copy_parts, is_cupy
 from ...base.devices import Devices, Request
-from .exchange import copy_blocks
+from ...format.tree import Tree
+from .exchange import MAX_ARRAYS, add_arrays, copy_blocks
 
 #: Memory of CuPy that peer access covers.
 _READABLE = (cupy.cuda.Memory, cupy.cuda.memory.PooledMemory)
@@ -120,6 +121,21 @@ class CudaDevices(Devices):
                 with cupy.cuda.Device(device):
                     copies.launch()
         return gathered
+
+    def add(
+        self, requests: Sequence[Request], tree: Tree, add_parts: Callable[..., Array]
+    ) -> list[Array]:
+        """Implement `Devices.add`: the GPU that wants a sum reads the arrays where they are."""
+        arrays: list[Any] = [array for parts, _ in requests for array in parts]
+        if not self._lets_kernels_read or not _suit_addition(arrays, len(requests)):
+            return super().add(requests, tree, add_parts)
+        owners = sorted({array.data.device_id for array in arrays})
+        added = []
+        with self._order_work([home for _, home in requests], owners):
+            for parts, home in requests:
+                with cupy.cuda.Device(home):
+                    added.append(add_arrays(parts, tree))
+        return added
 
     @contextlib.contextmanager
     def _order_work(self, users: Sequence[int], owners: Sequence[int]) -> Iterator[None]:
@@ -228,6 +244,14 @@ def _suits_kernel(array: Array) -> bool:
     has_words = array.itemsize % 4 == 0 and array.nbytes < 2**33
     is_readable = isinstance(array.data.mem, _READABLE)
     return is_readable and has_words and (has_rows or array.flags.c_contiguous)
+
+
+def _suit_addition(arrays: Sequence[Array], num_sums: int) -> bool:
+    """Return whether `add_arrays` of all GPUs can add arrays, equally many for each sum."""
+    are_readable = all(
+        isinstance(array.data.mem, _READABLE) and array.flags.c_contiguous for array in arrays
+    )
+    return are_readable and len(arrays) <= MAX_ARRAYS * num_sums
 
 
 def _let_read(reader: int, owner: int) -> bool:

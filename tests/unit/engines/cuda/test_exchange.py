@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from simulated_gpus import Array, ForeignMemory, Pointer, SimulatedGpus, load_devices
 
+from tensorly_flycoo.format.tree import make_tree
+
 NUM_ROWS, RANK = 4, 3
 
 
@@ -125,6 +127,25 @@ def test_collecting(gpus, devices):
         read(gpus, array, found)
     gpus.run()
     np.testing.assert_array_equal(found, [values for _, values in made])
+
+
+def test_adding(gpus, devices, copier):
+    """Each GPU adds parts of all, which are complete, and stay until they are read."""
+    count = devices.count
+    made = [make(gpus, device, 10.0**device) for device in range(count)]
+    tree = make_tree(count)
+    requests = [([array[n : n + 1] for array, _ in made], n % count) for n in range(NUM_ROWS)]
+    sums = devices.add(requests, tree, gpus.add_parts)
+    assert gpus.num_kernels == (NUM_ROWS if copier == "kernel" or count == 1 else 0)
+    assert [total.data.device_id for total in sums] == [n % count for n in range(NUM_ROWS)]
+    found = []
+    for total in sums:
+        read(gpus, total, found)
+    del made, requests, sums, total
+    use_memory_again(gpus, count)
+    gpus.run()
+    expected = sum(10.0**device for device in range(count))
+    np.testing.assert_array_equal(found, np.full((NUM_ROWS, 1, RANK), expected))
 
 
 def test_lending(gpus, devices):
