@@ -121,6 +121,7 @@ def non_negative_parafac(
         momentum = start_momentum(sweep, sweep.modes, init, partial(_keep_positive, sweep))
     else:
         sweep.look_ahead(n_iter_max)
+    sweep.record(n_iter_max, has_momentum=momentum is not None)
     return Run(
         sweep=sweep,
         accelerate=momentum,

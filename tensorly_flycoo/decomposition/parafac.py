@@ -14,7 +14,7 @@ from ..base.fit_record import RunState, attach, current_record
 from ..base.watching import is_watched
 from ..io.checkpoint import Resumed
 from ..loop.acceleration import GaussNewton, start_momentum
-from ..loop.ahead import IterationsAhead, suits
+from ..loop.ahead import IterationsAhead
 from ..loop.alternating import normalize_cp
 from ..loop.cp_model import make_cp_tensor
 from ..loop.gauss_newton import AUTO, GAUSS_NEWTON
@@ -25,6 +25,7 @@ from ..loop.masks import ImputedTensor, MissingEntries, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.precision import NarrowFactors, OnceWhole, is_mixed, narrow_factors
 from ..loop.ranks import find_cp_rank
+from ..loop.recording import suits
 from ..loop.run import Accelerator, Callback, Run, find_state, only_reads
 from ..loop.smoothness import Smoothness, read_smoothness
 from ..loop.starting import list_free_modes, start
@@ -357,6 +358,8 @@ def _run_own_loop(
     accelerator = _make_accelerator(sweep, options.linesearch, options.init)
 
     # When factors are normalised.
+    if not options.normalize_factors and options.linesearch != GAUSS_NEWTON:
+        sweep.record(options.n_iter_max)
     normalize = None
     finish = None
     if options.normalize_factors:

@@ -15,7 +15,6 @@ Two recordings take turns, and each starts from the factors that the other one w
 factors of an iteration stay as they are while the next one is computed.
 """
 
-import collections
 import logging
 import operator
 from collections.abc import Sequence
@@ -24,12 +23,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..base.array_modules import Array
-from ..base.devices import Devices, OneDevice
 from ..engines.tall import gpu_kernels
-from ..format.layout import Layout
 from ..ops.mttkrp import LastPass, multiply
 from ..spread.row_shards import RowShards
-from ..spread.slab_layout import SlabLayout
 from ..tensor.tensor import FlycooTensor
 from .gram_products import (
     CachedGram,
@@ -39,21 +35,12 @@ from .gram_products import (
     find_address,
     make_cached,
 )
+from .recording import Recorded, Recorder
 
 if TYPE_CHECKING:
-    from ..engines.cuda.graphs import Graph, HostNumber
+    from ..engines.cuda.graphs import HostNumber
 
 _logger = logging.getLogger("tensorly_flycoo")
-
-#: With more nonzeros one GPU works longer than the host; and each of several, for which the host
-#: needs several times as long [H200].
-_MOST_NONZEROS = 2**23
-_MOST_NONZEROS_EACH = 2**26
-
-#: A pair of recordings needs about eight times the memory of the factors: little in itself, or of
-#: the tensor's.
-_MOST_FACTOR_NBYTES = 2**22
-_MOST_FACTOR_SHARE = 1 / 256
 
 #: Iterations that are watched, and the fewest that are left to record for.
 _NUM_WATCHED = 2
@@ -73,17 +60,13 @@ class _Step:
 
 @dataclass(slots=True)
 class _Iteration:
-    """What one graph computes, and the event after its last launch."""
+    """What a recording computes."""
 
-    start: Any  # the state of the layout
-    end: Any
     factor_addresses: list[int]  # at the start
     steps: dict[int, _Step]  # by mode
     factors: list[Array]
     grams: list[CachedGram]
     error: "HostNumber"
-    graph: "Graph | None" = None
-    done: Any = None
 
 
 class IterationsAhead(ComputedAhead):
@@ -96,8 +79,7 @@ class IterationsAhead(ComputedAhead):
     def __init__(
         self, x: FlycooTensor, memory: GramMemory, first_mode: int, num_iterations: int
     ) -> None:
-        self._layout: Layout | SlabLayout = x._layout
-        self._devices = _find_devices(x)
+        self._recorder = Recorder(x, first_mode)
         self._engine = x._engine
         self._norm_square = float(x.norm()) ** 2
         self._memory = memory
@@ -105,9 +87,9 @@ class IterationsAhead(ComputedAhead):
         self._num_left = num_iterations
         self._num_begun = 0
         self._modes: list[int] = []  # that an iteration updates, in its order
-        self._pair: list[_Iteration] = []  # that take turns
-        self._launched: _Iteration | None = None  # ahead of the loop
-        self._current: _Iteration | None = None  # whose results are handed out
+        self._pair: list[Recorded[_Iteration]] = []  # that take turns
+        self._launched: Recorded[_Iteration] | None = None  # ahead of the loop
+        self._current: Recorded[_Iteration] | None = None  # whose results are handed out
 
     # What the loop asks for
 
@@ -121,7 +103,7 @@ class IterationsAhead(ComputedAhead):
             self._modes.append(mode)
         if self._current is None:
             return None
-        step = self._current.steps.get(mode)
+        step = self._current.result.steps.get(mode)
         if step is None or step.factor_addresses != _locate(factors):
             return None
         return step.product
@@ -136,30 +118,30 @@ class IterationsAhead(ComputedAhead):
         if self._current is None:
             return None
         address = find_address(mttkrp)
-        for step in self._current.steps.values():
+        for step in self._current.result.steps.values():
             if find_address(step.product) == address and _are_same(step.gram_sums, gram_sums):
                 return step.factor, step.gram
         return None
 
     def find_error(self, grams: Sequence[CachedGram]) -> "_Pending | None":
         """Return the error of the factors with these Gram matrices if it is computed."""
-        if self._current is None or not _are_same(self._current.grams, grams):
+        if self._current is None or not _are_same(self._current.result.grams, grams):
             return None
-        return _Pending(self._current.error, self._current.done)
+        return _Pending(self._current)
 
     def launch(self, factors: Sequence[Array]) -> bool:
         """Launch the iteration that starts from these factors; return whether one does."""
-        for iteration in self._pair:
-            if iteration.factor_addresses == _locate(factors):
-                self._launched = self._launch(iteration)
-                return self._launched is not None
+        for recorded in self._pair:
+            if recorded.result.factor_addresses == _locate(factors):
+                is_launched = self._recorder.launch(recorded)
+                self._launched = recorded if is_launched else None
+                return is_launched
         return False
 
     def end(self) -> None:
         """Wait for what is under way, and let go of all memory."""
-        for iteration in self._pair:
-            if iteration.done is not None:
-                iteration.done.synchronize()
+        for recorded in self._pair:
+            recorded.wait()
         self._pair = []
         self._launched = self._current = None
         self._memory.ahead = None
@@ -183,40 +165,20 @@ class IterationsAhead(ComputedAhead):
         is_usual = len(set(self._modes)) == len(self._modes) and self._modes[-1] == max(self._modes)
         return is_usual and self._memory.num_solves == num_solves and self._num_left >= _LEAST_LEFT
 
-    def _launch(self, iteration: _Iteration) -> _Iteration | None:
-        """Launch a recorded iteration, unless somebody else has moved the records."""
-        import cupy
-
-        layout = self._layout
-        assert iteration.graph is not None
-        with layout.lock, self._devices.in_order():
-            if not layout.is_in_state(iteration.start):
-                return None
-            calls: list[Any] = [iteration.graph.launch, *layout.list_moves(iteration.end)]
-            # No bytecode of Python runs in between, so no KeyboardInterrupt comes there.
-            collections.deque(map(operator.call, calls), maxlen=0)
-            iteration.done = cupy.cuda.get_current_stream().record()
-        return iteration
-
     def _record(self, factors: Sequence[Array]) -> None:
         """Record two iterations, of which the second ends at these factors."""
-        from ..engines.cuda.graphs import RECORDING_ERRORS, record
+        from ..engines.cuda.graphs import RECORDING_ERRORS
 
         known = [self._memory.find(factor) for factor in factors]
         grams = [gram for gram in known if gram is not None]
         if len(grams) < len(factors):
             return
-        self._layout.bring(self._first_mode, self._engine)
-        with self._layout.lock:
-            fork = self._layout.fork()
-        others = self._devices.others
+        record = self._recorder.record
         targets = factors, grams
         try:
-            graph, there = record(partial(self._iterate, fork, factors, grams), others)
-            there.graph = graph
-            iterate_back = partial(self._iterate, fork, there.factors, there.grams, targets)
-            graph, back = record(iterate_back, others)
-            back.graph = graph
+            there = record(partial(self._iterate, factors, grams))
+            middle = there.result
+            back = record(partial(self._iterate, middle.factors, middle.grams, targets=targets))
         except RECORDING_ERRORS as error:
             _logger.debug("iterations cannot be recorded: %s", error)
             return
@@ -225,9 +187,9 @@ class IterationsAhead(ComputedAhead):
 
     def _iterate(
         self,
-        layout: Layout | SlabLayout,
         factors: Sequence[Array],
         grams: Sequence[CachedGram],
+        layout: Any,
         targets: tuple[Sequence[Array], Sequence[CachedGram]] | None = None,
     ) -> _Iteration:
         """Launch what TensorLy's loop asks for in one iteration; copy its results to targets."""
@@ -235,7 +197,6 @@ class IterationsAhead(ComputedAhead):
 
         kernels = gpu_kernels()
         assert kernels is not None
-        start = layout.get_state()
         start_addresses = _locate(factors)
         factors = list(factors)
         grams = list(grams)
@@ -261,44 +222,19 @@ class IterationsAhead(ComputedAhead):
         all_sums = [gram.sums for gram in grams]
         inner = grams[-1].inner
         kernels.launch_fit(all_sums, (), rank, dtype, inner, self._norm_square, error.address)
-        layout.bring(self._first_mode, self._engine)
-        return _Iteration(start, layout.get_state(), start_addresses, steps, factors, grams, error)
+        return _Iteration(start_addresses, steps, factors, grams, error)
 
 
 @dataclass(slots=True)
 class _Pending(PendingError):
     """The error of an iteration that is under way."""
 
-    _error: "HostNumber"
-    _done: Any
+    _recorded: Recorded[_Iteration]
 
     def wait(self) -> float:
         """Wait for the error, and return it."""
-        self._done.synchronize()
-        return self._error.read()
-
-
-def suits(x: FlycooTensor, rank: int) -> bool:
-    """Return whether the iterations of a tensor on GPUs may cost the host more time than these."""
-    if x._engine.name != "cuda" or x.keep != "device":
-        return False
-    kernels = gpu_kernels()
-    if kernels is None or x.ndim > kernels.MAX_GRAMS or not kernels.suits_rank(rank, x.dtype):
-        return False
-    devices = _find_devices(x)
-    most_nonzeros = _MOST_NONZEROS
-    if devices.others:
-        most_nonzeros = _MOST_NONZEROS_EACH * (1 + len(devices.others))
-    factor_nbytes = sum(x.shape) * rank * x.dtype.itemsize
-    most_nbytes = max(_MOST_FACTOR_NBYTES, x.nbytes * _MOST_FACTOR_SHARE)
-    return x.nnz <= most_nonzeros and factor_nbytes <= most_nbytes
-
-
-def _find_devices(x: FlycooTensor) -> Devices:
-    """Return the GPUs of a tensor."""
-    if isinstance(x._layout, SlabLayout):
-        return x._layout.devices
-    return OneDevice(x._engine.xp)
+        self._recorded.wait()
+        return self._recorded.result.error.read()
 
 
 def _locate(arrays: Sequence[Array]) -> list[int]:

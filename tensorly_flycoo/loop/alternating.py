@@ -11,9 +11,11 @@ from ..base.array_modules import Array, array_module
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, multiply_grams, normalize, normalize_updated
 from .factor_grams import FactorGrams
+from .gram_products import GramProduct
 from .initial_guess import spread_factors
 from .masks import ImputedTensor
 from .momentum import can_compare_errors
+from .recorded_sweep import RecordedSweep
 from .run import RunModel, Sweep
 from .smoothness import add_differences
 from .whole_tensor import WholeTensor
@@ -144,6 +146,7 @@ class AlternatingSweep(CpSweep):
     normalize_factors: bool = False  # whether each updated factor is normalised at once
     smoothness: Sequence[float] = ()  # of each mode
     factors_may_change: bool = True  # between iterations, by a callback
+    recorded: RecordedSweep | None = None
     _grams: FactorGrams = field(default_factory=FactorGrams)
 
     def look_ahead(self, num_iterations: int) -> None:
@@ -157,8 +160,36 @@ class AlternatingSweep(CpSweep):
             memory.has_unit_weights = self.model.weights is None and not self.normalize_factors
             memory.factors_may_change = self.factors_may_change
 
+    def record(self, num_iterations: int, has_momentum: bool) -> None:
+        """Let a GPU launch iterations at once, if the host would need longer for their pieces."""
+        rank = self.model.factors[0].shape[1]
+        is_plain = isinstance(self.data, WholeTensor) and self.model.weights is None
+        is_special = self.normalize_factors or any(self.smoothness) or self.rule_state is not None
+        if not is_plain or is_special or not RecordedSweep.suits(self.tensor, rank, self.modes):
+            return
+        self.recorded = RecordedSweep(
+            self.tensor,
+            self.modes,
+            self._update_recorded,
+            num_iterations,
+            wants_residual=self.wants_errors,
+            looks_ahead=not has_momentum and not self.factors_may_change,
+        )
+
+    def _update_recorded(
+        self, factor: Array, product: Array, gram: GramProduct, mode: int
+    ) -> Array:
+        return self.update_factor(factor, product, gram.compute(), mode)
+
     def update(self, iteration: int) -> Any:
         """Do an iteration; return the error, None if nobody needs it."""
+        if self.recorded is not None:
+            done = self.recorded.iterate(self.model.factors)
+            if done is not None:
+                self.model.factors[:] = done.factors
+                if done.residual is None:
+                    return None
+                return np.float64(done.residual) / self.tensor.norm()
         rule = self.rule_state
         if rule is None or not rule.begin_iteration():
             return self._update_modes()

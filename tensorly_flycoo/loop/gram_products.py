@@ -418,23 +418,44 @@ def compute_fit(
         if pending is not None:
             meanwhile()
             return pending.wait()
-    last = cached[-1]
-    scales = _scale_by_weights(weights, last.product)
+    scales = _scale_by_weights(weights, cached[-1].product)
     if scales is None:
         return None
+    arguments = _list_fit_arguments(norm, scales, cached, factors[-1], mttkrp, kernels_of_mttkrp)
+    return kernels.compute_fit(*arguments, meanwhile)
+
+
+def launch_fit(
+    norm: float, factors: Sequence[Array], mttkrp: Array, memory: GramMemory, address: int
+) -> None:
+    """Launch what computes the result of `compute_fit`, which goes to an address of the host.
+
+    The kernels suit the factors, whose weights are ones.
+    """
+    kernels = gpu_kernels()
+    cached = _find_all(factors, memory)
+    assert kernels is not None
+    assert cached is not None
+    arguments = _list_fit_arguments(norm, (), cached, factors[-1], mttkrp, kernels)
+    kernels.launch_fit(*arguments, address)
+
+
+def _list_fit_arguments(
+    norm: float,
+    scales: "tuple[Scale, ...]",
+    cached: Sequence[CachedGram],
+    last_factor: Any,
+    mttkrp: Any,
+    kernels_of_mttkrp: "ModuleType | ShardedKernels",
+) -> tuple[Any, ...]:
+    """List the arguments of the kernels' `compute_fit` and `launch_fit`, but for their last."""
+    last = cached[-1]
     if last.is_solution_of(mttkrp):
         inner = last.inner
     else:
-        inner = kernels_of_mttkrp.inner_blocks(mttkrp, factors[-1])
-    return kernels.compute_fit(
-        [of_factor.product.grams[0] for of_factor in cached],
-        scales,
-        last.product.rank,
-        last.product.dtype,
-        inner,
-        float(norm) ** 2,
-        meanwhile,
-    )
+        inner = kernels_of_mttkrp.inner_blocks(mttkrp, last_factor)
+    sums = [of_factor.product.grams[0] for of_factor in cached]
+    return sums, scales, last.product.rank, last.product.dtype, inner, float(norm) ** 2
 
 
 def _find_all(factors: Sequence[Any], memory: GramMemory | None) -> list[CachedGram] | None:

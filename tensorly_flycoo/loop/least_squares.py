@@ -13,9 +13,10 @@ from ..base.array_modules import Array
 from ..engines.tall import qr, solve
 from . import gram_products
 from .alternating import CpSweep, measure_updated
-from .cp_model import multiply_grams
+from .cp_model import drop_ones, multiply_grams
 from .line_search import LineSearch
 from .masks import ImputedTensor
+from .recorded_sweep import RecordedSweep, solve_recorded
 from .run import RunModel
 from .smoothness import add_differences, smooth
 from .whole_tensor import WholeTensor
@@ -125,9 +126,37 @@ class LeastSquares(CpSweep):
     l2_reg: float
     orthogonalise: int = 0  # up to this iteration, first make the factors orthonormal
     search: LineSearch | None = None
+    recorded: RecordedSweep | None = None
+
+    def record(self, num_iterations: int) -> None:
+        """Let a GPU launch iterations at once, if the host would need longer for their pieces.
+
+        The model's weights stay as they are.
+        """
+        model = self.model
+        rank = model.factors[0].shape[1]
+        is_plain = isinstance(self.factor_solver, TensorlyCp) and self.data.narrow is None
+        is_special = self.l2_reg or self.orthogonalise or self.search is not None
+        if not is_plain or is_special or not RecordedSweep.suits(self.tensor, rank, self.modes):
+            return
+        if drop_ones(model.weights) is not None:
+            return
+        self.recorded = RecordedSweep(
+            self.tensor,
+            self.modes,
+            solve_recorded,
+            num_iterations,
+            wants_residual=True,
+            looks_ahead=False,
+        )
 
     def update(self, iteration: int) -> Any:
         model = self.model
+        if self.recorded is not None:
+            done = self.recorded.iterate(model.factors)
+            if done is not None:
+                model.factors[:] = done.factors
+                return self.tensor.dtype.type(done.residual) / self.tensor.norm()
         if self.data.narrow is not None:
             self.data.narrow.begin(iteration)
         if self.orthogonalise and iteration <= self.orthogonalise:

@@ -102,6 +102,7 @@ class WholeTensor(LazyArray):
         if self.memory.ahead is not None and not is_early:
             product = self.memory.ahead.find_product(factors, mode)
             if product is not None:
+                self._ahead = None  # its factors are overwritten
                 return product
         if self._first_mode is None:
             self._first_mode = mode

@@ -13,7 +13,8 @@ from tensorly.decomposition import parafac
 import tensorly_flycoo
 from tensorly_flycoo import Progress, mttkrp
 from tensorly_flycoo.engines.cuda.gpus import CudaDevices
-from tensorly_flycoo.loop import ahead
+from tensorly_flycoo.loop import ahead, recording
+from tensorly_flycoo.loop.recording import Recorder
 from tensorly_flycoo.testing import random_tensor
 
 NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
@@ -26,13 +27,13 @@ SHAPES = {"two modes": (40, 50), "three": (30, 200, 50), "four": (20, 30, 40, 50
 def launches(monkeypatch):
     """Count the iterations that are launched as graphs."""
     found = []
-    original = ahead.IterationsAhead._launch
+    original = Recorder.launch
 
-    def launch(self, iteration):
-        found.append(iteration)
-        return original(self, iteration)
+    def launch(self, recorded):
+        found.append(recorded)
+        return original(self, recorded)
 
-    monkeypatch.setattr(ahead.IterationsAhead, "_launch", launch)
+    monkeypatch.setattr(Recorder, "launch", launch)
     return found
 
 
@@ -217,17 +218,18 @@ def test_a_launch_that_fails_leaves_the_tensor_as_it_was(monkeypatch):
     x = random_tensor((30, 200, 50), 1500, random_state=0, device="cuda")
     factors = [cupy.asarray(np.random.RandomState(0).rand(size, 5), x.dtype) for size in x.shape]
     expected = [mttkrp(x, factors, mode) for mode in range(3)]
-    original = ahead.IterationsAhead._launch
+    original, calls = Recorder.launch, []
 
-    def launch(self, iteration):
-        if self._num_begun == 5:
-            iteration.graph.launch = fail
-        return original(self, iteration)
+    def launch(self, recorded):
+        calls.append(recorded)
+        if len(calls) == 3:
+            recorded.graph.launch = fail
+        return original(self, recorded)
 
     def fail():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ahead.IterationsAhead, "_launch", launch)
+    monkeypatch.setattr(Recorder, "launch", launch)
     with pytest.raises(KeyboardInterrupt):
         decompose(x, monkeypatch, is_ahead=True)
     for mode in range(3):
@@ -236,6 +238,6 @@ def test_a_launch_that_fails_leaves_the_tensor_as_it_was(monkeypatch):
 
 def test_large_tensors_are_launched_piece_by_piece():
     x = random_tensor((30, 200, 50), 1500, random_state=0, device="cuda")
-    assert ahead.suits(x, 5)
+    assert recording.suits(x, 5)
     tall = random_tensor((10_000_000, 200, 50), 1500, random_state=0, device="cuda")
-    assert not ahead.suits(tall, 5)
+    assert not recording.suits(tall, 5)

@@ -28,6 +28,9 @@ MAX_SCALES = structs.MAX_MATRICES
 #: How far apart in bytes rows of `solve_rows` are, by the bytes of their numbers.
 choose_row_nbytes = tuning.choose_row_nbytes
 
+#: Allocates a factor whose rows MTTKRP reads by aligned loads.
+allocate_rows = narrow_rows.allocate_rows
+
 #: `structs.PRODUCT`, as the module `struct` names its members.
 _PRODUCT = f"{2 * MAX_GRAMS}Q{3 * MAX_SCALES}Q2i"
 
