@@ -137,7 +137,8 @@ def non_negative_parafac_hals(
         momentum = start_momentum(sweep, sweep.modes, init, rule.project)
     else:
         sweep.look_ahead(n_iter_max)
-    sweep.record(n_iter_max, has_momentum=momentum is not None)
+    if not exact:  # the host decides how often to sweep over a factor
+        sweep.record(n_iter_max, has_momentum=momentum is not None)
     return Run(
         sweep=sweep,
         accelerate=momentum,

@@ -364,7 +364,8 @@ def collect_grams(
     if cached is None:
         return None
     first = cached[0].product
-    return first._with(tuple([of_factor.product.grams[0] for of_factor in cached]), ())
+    sums = tuple([of_factor.product.grams[0] for of_factor in cached])
+    return GramProduct(kernels, first.rank, first.dtype, sums, (), memory)
 
 
 def _as_scales(array: Any, product: GramProduct) -> "tuple[Scale, ...]":

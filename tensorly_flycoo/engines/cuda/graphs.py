@@ -9,8 +9,8 @@ import numpy as np
 
 _Result = TypeVar("_Result")
 
-#: What recording raises if the driver or the memory does not allow it.
-RECORDING_ERRORS = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.memory.OutOfMemoryError)
+#: What recording raises if the driver, CuPy or the memory does not allow it.
+RECORDING_ERRORS = (RuntimeError, cupy.cuda.memory.OutOfMemoryError)
 
 
 class HostNumber:
