@@ -235,6 +235,14 @@ def _start_field(end: int, width: int, word_bits: int) -> int:
     return end if end % word_bits + width <= WINDOW_BITS else round_up(end, word_bits)
 
 
+class RecordOrder(NamedTuple):
+    """How records are sorted: by a mode of their format `merged`, some rows of which are empty."""
+
+    record_format: RecordFormat
+    mode: int
+    empty_rows: Array
+
+
 class Cut(NamedTuple):
     """The record format, and the numbers of nonzeros in a tile and in a bucket."""
 

@@ -10,6 +10,7 @@ from ..base.tables import format_table
 from ..base.watching import watched
 from ..format.groups import explain_apart
 from ..spread.memory import estimate_memory
+from ..spread.streamed import StreamedLayout
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.pieces import list_pieces
 from ..tensor.tensor import FlycooTensor
@@ -55,6 +56,9 @@ class TensorStats:
         The memory of the tensor in each layout, by `estimate_memory`, on its device.
     groups : str
         The groups of modes that share passes over the nonzeros; if slabs have none, why.
+    host_nbytes, unpacked_nbytes : int
+        The memory of records that wait on the host (``keep="host"``), and what they would take if
+        their bits were not packed; 0 if none does.
     """
 
     shape: tuple[int, ...]
@@ -64,6 +68,8 @@ class TensorStats:
     modes: tuple[ModeStats, ...]
     nbytes: dict[str, int]
     groups: str
+    host_nbytes: int = 0
+    unpacked_nbytes: int = 0
 
     def __repr__(self) -> str:
         facts = format_table(self._list_facts().items(), "<")
@@ -84,6 +90,10 @@ class TensorStats:
         for layout, nbytes in self.nbytes.items():
             facts[f"memory, {layout}"] = f"{nbytes / 1e6:,.1f} MB"
         facts["groups of modes"] = self.groups
+        if self.host_nbytes:
+            share = self.host_nbytes / self.unpacked_nbytes
+            packed = f"{self.host_nbytes / 1e6:,.1f} MB, {share:.0%} of what they hold unpacked"
+            facts["records on the host"] = packed
         return facts
 
     def _list_modes(self) -> list[list[str]]:
@@ -153,6 +163,7 @@ def stats(x: LabelledData) -> TensorStats:
     for layout in LAYOUTS:
         memory = estimate_memory(x.shape, x.nnz, dtype=x.dtype, layout=layout, device=x.device)
         nbytes[layout] = memory.nbytes
+    host_nbytes, unpacked_nbytes = _count_streamed(x)
     return TensorStats(
         shape=x.shape,
         dtype=x.dtype,
@@ -161,7 +172,18 @@ def stats(x: LabelledData) -> TensorStats:
         modes=tuple(modes),
         nbytes=nbytes,
         groups=_describe_groups(x),
+        host_nbytes=host_nbytes,
+        unpacked_nbytes=unpacked_nbytes,
     )
+
+
+def _count_streamed(x: FlycooTensor) -> tuple[int, int]:
+    """Count the bytes of the records that wait on the host, and of the same ones unpacked."""
+    layouts = [piece.layout for piece in list_pieces(x._layout, np)]
+    streamed = [layout for layout in layouts if isinstance(layout, StreamedLayout)]
+    copies = [copy for layout in streamed for copy in layout.copies]
+    host_nbytes = sum(copy.nbytes for copy in copies)
+    return host_nbytes, x._layout.record_format.record_nbytes * sum(map(len, copies))
 
 
 def _describe_groups(x: FlycooTensor) -> str:

@@ -6,13 +6,11 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from ..base.array_modules import Array
 from ..format.layout import Layout, RowTiling
-from ..format.packing import Cut
+from ..format.packing import Cut, RecordOrder
 from ..format.primitives import Primitives, Step
 from ..format.replicated import ReplicatedLayout
 
@@ -24,7 +22,7 @@ KeepAside: TypeAlias = Callable[[Layout, int], Layout]
 
 
 class StreamedLayout(ReplicatedLayout):
-    """A replicated layout with its copies of the records on the host.
+    """A replicated layout with its copies of the records on the host, as the stager keeps them.
 
     A mode's copy is on the device only while it is computed. Tilings stay there. `stager` is shared
     by all slabs of one device; `following` has for each mode the copy that a sweep over slabs and
@@ -34,14 +32,14 @@ class StreamedLayout(ReplicatedLayout):
     def __init__(
         self,
         cut: Cut,
-        copies: Sequence[np.ndarray],
+        copies: Sequence[Any],
         tilings: Sequence[RowTiling],
         norm: float,
         stager: CudaStager,
     ) -> None:
         super().__init__(cut, copies, tilings, norm)
         self.stager = stager
-        self.following: Sequence[np.ndarray | None] = [None] * len(copies)
+        self.following: Sequence[Any] = [None] * len(copies)
 
     @contextlib.contextmanager
     def step(self, mode: int, primitives: Primitives, stays: bool = False) -> Iterator[Step]:
@@ -53,12 +51,16 @@ class StreamedLayout(ReplicatedLayout):
         with self.stager.take(self.copies[mode], None) as records:
             yield records
 
+    def iterate_values(self) -> Iterator[Array]:
+        with self.hold_records() as records:
+            yield self.record_format.values(records)
+
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         copies = []
-        for copy in self.copies:
+        for copy, order in zip(self.copies, list_orders(self), strict=True):
             with self.stager.take(copy, None) as records:
                 mapped_records = self.record_format.map_values(records, function)
-                copies.append(self.stager.put_aside(mapped_records))
+                copies.append(self.stager.put_aside(mapped_records, order))
         mapped = type(self)(self.cut, copies, self.tilings, self.norm * scale, self.stager)
         return self.share_prefixes(mapped)
 
@@ -75,11 +77,18 @@ def make_keep_aside(make_stager: Callable[[], CudaStager], num_resident: int) ->
             return layout
         assert isinstance(layout, ReplicatedLayout)
         stager = stagers[home]
-        copies = [stager.put_aside(copy) for copy in layout.copies]
+        pairs = zip(layout.copies, list_orders(layout), strict=True)
+        copies = [stager.put_aside(copy, order) for copy, order in pairs]
         streamed = StreamedLayout(layout.cut, copies, layout.tilings, layout.norm, stager)
         return layout.share_prefixes(streamed)
 
     return keep_aside
+
+
+def list_orders(layout: ReplicatedLayout) -> list[RecordOrder]:
+    """List the orders of a layout's copies."""
+    tilings = enumerate(layout.tilings)
+    return [RecordOrder(layout.record_format, mode, tiling.empty_rows) for mode, tiling in tilings]
 
 
 def link_copies(layouts: Sequence[StreamedLayout]) -> None:

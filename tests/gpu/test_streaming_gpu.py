@@ -8,8 +8,9 @@ import pytest
 import tensorly as tl
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs
+from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs, stats
 from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.engines.cuda.packed_records import PackedRecords
 from tensorly_flycoo.engines.cuda.staging import CudaStager
 from tensorly_flycoo.format.groups import find_groups
 from tensorly_flycoo.io import slab_folder
@@ -54,6 +55,36 @@ def test_results_have_the_bits_of_resident_slabs(dtype, num_resident):
         np.testing.assert_array_equal(found, expected)
     for found, expected in zip(compute(x * 2), compute(resident * 2), strict=True):
         assert found.tobytes() == expected.tobytes()
+
+
+def test_records_are_packed(monkeypatch):
+    """Less is kept of few values, and of rows with many nonzeros; all has the bits it had."""
+    monkeypatch.setattr(memory, "count_resident_slabs", lambda *_: 0)
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, 400_000) for size in SHAPE])
+    coords = np.unique(coords, axis=1)
+    nnz = coords.shape[1]
+    shares = {}
+    for name, values in (("any", rng.random(nnz)), ("few", rng.integers(1, 5, nnz))):
+        for dtype in ("float32", "float64"):
+            options = {"device": "cuda", "slabs": NUM_SLABS}
+            x, resident = (
+                FlycooTensor(coords, values.astype(dtype), SHAPE, keep=keep, **options)
+                for keep in ("host", "device")
+            )
+            for y, expected in ((x, resident), (x * -3, resident * -3)):
+                for found, other in zip(compute(y), compute(expected), strict=True):
+                    assert found.tobytes() == other.tobytes()
+                for found, other in zip(y.nonzeros(), expected.nonzeros(), strict=True):
+                    np.testing.assert_array_equal(found, other)
+            copies = [copy for slab in x._layout.slabs for copy in slab.layout.copies]
+            assert all(isinstance(copy, PackedRecords) for copy in copies)
+            facts = stats(x)
+            assert facts.host_nbytes == sum(copy.nbytes for copy in copies)
+            shares[name, dtype] = facts.host_nbytes / facts.unpacked_nbytes
+    assert shares["any", "float32"] < 0.75
+    assert shares["few", "float32"] < 0.45
+    assert shares["few", "float64"] < shares["any", "float64"]
 
 
 def test_groups_of_modes(num_resident, tmp_path, monkeypatch):

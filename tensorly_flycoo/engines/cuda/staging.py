@@ -4,22 +4,26 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import cupy
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
 from ...base.array_modules import copy_parts
+from ...format.packing import RecordOrder
+from .packed_records import PackedRecords, pack
 
 #: An array that is used, and the next one, which is copied at the same time.
 _NUM_SLOTS = 2
 
 
 class CudaStager:
-    """Brings arrays from the host to the current GPU, the next one while this one is used.
+    """Brings records from the host to the current GPU, the next ones while these are used.
 
-    Arrays in pinned memory are copied at the speed of the link. Others, such as those of files, are
-    read to pinned memory by several threads first.
+    They are arrays, or `PackedRecords`, which are unpacked when they are used. What is in pinned
+    memory is copied at the speed of the link. Other arrays, such as those of files, are read to
+    pinned memory by several threads first.
     """
 
     def __init__(self) -> None:
@@ -28,18 +32,53 @@ class CudaStager:
         self._largest_nbytes = 0  # of all arrays so far: a slot is made large enough for these
         self._copies = cupy.cuda.Stream(non_blocking=True)
 
-    def put_aside(self, array: Array) -> np.ndarray:
-        """Copy an array of the GPU to pinned memory; one of the host stays where it is."""
+    def put_aside(
+        self, records: Array, order: RecordOrder | None = None
+    ) -> np.ndarray | PackedRecords:
+        """Copy records of the GPU to pinned memory; those of the host stay where they are.
+
+        If their order is known, and they would take less, they are packed.
+        """
+        if isinstance(records, np.ndarray):
+            return self._keep(records)
+        if order is not None and len(records) > 0:
+            packed = pack(records, order)
+            if packed is not None:
+                words = self._keep(_copy_to_pinned(packed.words))
+                return packed.on_host(words)
+        return self._keep(_copy_to_pinned(records))
+
+    def _keep(self, array: np.ndarray) -> np.ndarray:
+        """Take notice of an array that will be brought."""
         self._largest_nbytes = max(self._largest_nbytes, array.nbytes)
-        if isinstance(array, np.ndarray):
-            return array
-        pinned = _empty_pinned(array.shape, array.dtype)
-        array.get(out=pinned)
-        return pinned
+        return array
 
     @contextlib.contextmanager
-    def take(self, array: np.ndarray, following: np.ndarray | None) -> Iterator[Array]:
-        """Yield a copy on the GPU; afterwards begin to copy the array that is taken next."""
+    def take(
+        self, copy: np.ndarray | PackedRecords, following: np.ndarray | PackedRecords | None
+    ) -> Iterator[Array]:
+        """Yield records on the GPU; begin to bring the following ones as soon as there is room."""
+        if isinstance(copy, PackedRecords):
+            with self._hold(copy.words) as words:
+                records = copy.unpack(words)
+            self._announce(following)
+            yield records
+        else:
+            with self._hold(copy) as records:
+                yield records
+            self._announce(following)
+
+    def _announce(self, following: np.ndarray | PackedRecords | None) -> None:
+        """Begin to bring what is taken next, if anything is."""
+        array: Any = following
+        if isinstance(following, PackedRecords):
+            array = following.words
+        if array is not None:
+            self._bring(array, is_needed=False)
+
+    @contextlib.contextmanager
+    def _hold(self, array: np.ndarray) -> Iterator[Array]:
+        """Yield a copy of an array on the GPU, for work on the current stream."""
         stream = cupy.cuda.get_current_stream()
         slot = self._bring(array, is_needed=True)
         assert slot is not None
@@ -51,8 +90,6 @@ class CudaStager:
             with self._lock:
                 slot.used.append(end_of_use)
                 slot.num_users -= 1
-        if following is not None:
-            self._bring(following, is_needed=False)
 
     def _bring(self, array: np.ndarray, is_needed: bool) -> "_Slot | None":
         """Return the slot with an array; if it is needed, nothing replaces it until it is released.
@@ -117,6 +154,13 @@ class _Slot:
         # that earlier work on this stream still uses.
         self.used = [cupy.cuda.get_current_stream().record()]
         self.complete = self.used[0]  # the event that occurs when the array is copied
+
+
+def _copy_to_pinned(array: Array) -> np.ndarray:
+    """Copy an array of the GPU to pinned memory."""
+    pinned = _empty_pinned(array.shape, array.dtype)
+    array.get(out=pinned)
+    return pinned
 
 
 class _PinnedArray(np.ndarray):

@@ -487,7 +487,7 @@ def test_other_functions_name_each_other(path, tmp_path):
 class CopyingStager:
     """Streams to the "device" that a CPU is; an array of a file stays one."""
 
-    def put_aside(self, array):
+    def put_aside(self, array, order=None):
         return array if not array.flags.writeable else array.copy()
 
     @contextlib.contextmanager

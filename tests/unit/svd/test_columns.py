@@ -237,7 +237,7 @@ def test_slabs_that_are_streamed(mode, monkeypatch):
     held = []
 
     class Stager:
-        def put_aside(self, array):
+        def put_aside(self, array, order=None):
             return array.copy()
 
         @contextlib.contextmanager

@@ -81,6 +81,10 @@ def specialise_all():
         "ttmc.cu": ttmc_macros(record_format, 256, column_cut, occupancy, U32, bits),
         "order_writes.cu": {"REMAP_ID": U32, "TILE_SIZE": 256, **BLOCK},
         "partial_rows.cu": {"VALUE": dtype, "NUM_WARPS": 16},
+        "packed_records.cu": {
+            **{"NUM_WORDS": 4, "NUM_FIELDS": 3, "HAS_ROWS": True, "CODE_WORDS": 1},
+            **BLOCK,
+        },
         "pack.cu": pack_macros(record_format, np.dtype(np.int64)),
         "read_keys.cu": read_keys_macros(record_format, 2, U64, U32),
         "list_empty_rows.cu": {"ROW": U32, **ROWS, **BLOCK},

@@ -1,0 +1,91 @@
+"""Records that are packed and unpacked by emulated kernels have the same bits."""
+
+import numpy as np
+import pytest
+from emulated_gpu import HAS_COMPILER, EmulatedKernel
+
+from tensorly_flycoo.engines.cuda.bit_fields import WORD_BITS, BitFields
+from tensorly_flycoo.engines.cuda.tuning import BLOCK_SIZE
+from tensorly_flycoo.format.packing import RecordFormat, RecordOrder
+
+pytestmark = HAS_COMPILER
+
+
+def make_records(shape, dtype, groups, num_prefixes, nnz, num_values):
+    """Return a format, and random records of it: every field has any bits."""
+    record_format = RecordFormat.of(shape, dtype, "uint32", groups, num_prefixes)
+    rng = np.random.default_rng(0)
+    records = np.zeros((nnz, record_format.num_words), np.uint32)
+    flat = record_format.flat
+    for size, (word, shift, _) in zip(flat.shape, flat.fields, strict=True):
+        column = rng.integers(0, size, nnz).astype(np.uint64)
+        records[:, word] |= (column << np.uint64(shift)).astype(np.uint32)
+        if word + 1 < record_format.num_words:
+            records[:, word + 1] |= (column >> np.uint64(32 - shift)).astype(np.uint32)
+    values = rng.standard_normal(num_values).astype(dtype)
+    record_format.values(records)[:] = values[rng.integers(0, num_values, nnz)]
+    return record_format, records
+
+
+def run(name, bits, record_format, nnz, num_blocks, *arrays):
+    members = bits.list_members()
+    formats = f"q{len(members)}i0Q{len(arrays)}Q"
+    kernel = EmulatedKernel("packed_records.cu", name, formats, bits.list_macros(record_format))
+    addresses = [0 if array is None else array.ctypes.data for array in arrays]
+    kernel((num_blocks, 1), BLOCK_SIZE, nnz, *members, *addresses)
+
+
+CASES = {
+    "plain": ((300, 70, 5000), "float32", None, 0),
+    "float64": ((300, 70, 5000), "float64", None, 0),
+    "wide fields": ((2**31 - 1, 3, 2**20 + 7), "float32", None, 0),
+    "groups": ((16, 3, 105, 365, 20), "float32", ((0, 1, 2), (3, 4)), 0),
+    "numbered": ((300, 70, 5000), "float32", ((0, 1), (2,)), 900),
+}
+
+
+@pytest.mark.parametrize("num_values", [7, 100_000])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("nnz", [1, 31, 1000])
+def test_round_trips(case, nnz, num_values):
+    record_format, records = make_records(*case, nnz, num_values)
+    merged = record_format.merged
+    for mode in range(merged.ndim):
+        rows = merged.rows(records, mode)
+        order = np.argsort(rows, kind="stable")
+        in_order, rows = records[order], rows[order]
+        for has_rows in (True, False):
+            codes = None
+            if num_values < 10:
+                integers = record_format.values(in_order).view(f"u{record_format.dtype.itemsize}")
+                codes = np.unique(integers)
+            num_codes = 0 if codes is None else codes.size
+            bits = BitFields.of(RecordOrder(record_format, mode, None), has_rows, num_codes)
+            num_groups = -(-nnz // WORD_BITS)
+            packed = np.full(num_groups * bits.record_bits + 1, 2**32 - 1, np.uint32)
+            num_blocks = -(-nnz // BLOCK_SIZE)
+            counts = np.full(num_blocks, 99, np.uint32)
+            run("count_beginnings", bits, record_format, nnz, num_blocks, in_order, counts)
+            begins = np.diff(rows, prepend=rows[0] + 1) != 0
+            edges = range(0, nnz, BLOCK_SIZE)
+            if has_rows:
+                np.testing.assert_array_equal(counts, np.add.reduceat(begins.astype(int), edges))
+            num_launched = -(-num_groups // BLOCK_SIZE)
+            run("pack_bits", bits, record_format, nnz, num_launched, in_order, codes, packed)
+            assert packed[-1] == 2**32 - 1
+            first_ranks = (counts.cumsum() - counts).astype(np.uint32)
+            own_rows = np.unique(rows).astype(np.uint32)
+            unpacked = np.full_like(in_order, 12345)
+            arrays = (packed, first_ranks, own_rows, codes, unpacked)
+            run("unpack_bits", bits, record_format, nnz, num_blocks, *arrays)
+            np.testing.assert_array_equal(unpacked, in_order)
+
+
+def test_the_bits_of_a_record():
+    """Of Nell-1's shape: of 128 bits, those of two modes, of the value, and one for the row."""
+    shape = (2_902_330, 2_143_368, 25_495_389)
+    record_format = RecordFormat.of(shape, "float32", "uint32")
+    order = RecordOrder(record_format, 2, None)
+    assert BitFields.of(order, has_rows=True, num_codes=0).record_bits == 1 + 22 + 22 + 32
+    assert BitFields.of(order, has_rows=True, num_codes=5).record_bits == 1 + 22 + 22 + 3
+    assert BitFields.of(order, has_rows=False, num_codes=1).record_bits == 22 + 22 + 25
