@@ -10,19 +10,24 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
+from ..base.array_modules import Array, is_cupy
 from ..base.reporting import report
 from ..base.watching import note_iteration
 from ..format.packing import round_up
+from ..loop.initial_guess import draw_factors
 from ..loop.masks import MissingEntries
 from ..loop.momentum import Pace
-from ..loop.precision import narrow_factors
+from ..loop.precision import NarrowFactors, narrow_factors
 from ..loop.stopping import has_converged
 from ..spread.memory import count_iteration_nbytes
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
-from .batch import Batch
+from .batch import GPU_MULTIPLE, Batch, ModelStack
+from .gpu_batch import GpuBatch, find_kernels
+from .imputed_starts import ImputedStarts
 from .match import match_all
 
 #: Runs that have ended stay in the stack if fewer columns than this would be left: MTTKRP would not
@@ -145,9 +150,13 @@ def run_together(
             if missing is None and not keep_all:
                 num_columns = rank * len(members)
                 narrow = narrow_factors(x, num_columns, stopping.n_iter_max, stopping.tol)
-            batch = Batch.draw(x, rank, seeds[start : start + size], missing, narrow)
+            guesses = [
+                draw_factors(x, rank, tl.check_random_state(seed))
+                for seed in seeds[start : start + size]
+            ]
+            batch = _begin_batch(x, guesses, stopping.n_iter_max, missing, narrow)
         else:
-            batch = Batch.resume(x, model, missing)
+            batch = _resume_batch(x, model, stopping.n_iter_max, missing)
         is_stopped = _run_batch(batch, members, runs, stopping, has_momentum, keep_all, watcher)
         if is_stopped:
             break
@@ -182,8 +191,39 @@ def choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
     return size
 
 
+def _begin_batch(
+    x: FlycooTensor,
+    guesses: list[list[Array]],
+    num_iterations: int,
+    missing: MissingEntries | None,
+    narrow: NarrowFactors | None = None,
+) -> ModelStack:
+    """Begin with guesses, whose weights are ones."""
+    if is_cupy(guesses[0][0]):
+        guesses += guesses[:1] * (-len(guesses) % GPU_MULTIPLE)
+    stacks = [np.stack(factors) for factors in zip(*guesses, strict=True)]
+    imputed = None
+    if missing is not None:
+        imputed = ImputedStarts(missing, len(guesses))
+        x = missing.observed
+    kernels = find_kernels(x, stacks)
+    if kernels is not None:
+        return GpuBatch(x, stacks, kernels, num_iterations, imputed, narrow)
+    return Batch(x, stacks, imputed, narrow=narrow)
+
+
+def _resume_batch(
+    x: FlycooTensor, model: CPTensor, num_iterations: int, missing: MissingEntries | None
+) -> ModelStack:
+    """Take a model as the last iteration of a batch has left it."""
+    batch = _begin_batch(x, [model.factors], num_iterations, missing)
+    if batch.imputed is not None:
+        batch.imputed.measure(batch.columns)
+    return batch
+
+
 def _run_batch(
-    batch: Batch,
+    batch: ModelStack,
     members: Sequence[StackedRun],
     runs: Sequence[StackedRun],
     stopping: Stopping,
@@ -222,15 +262,15 @@ def _run_batch(
     return False
 
 
-def _end_rounding(batch: Batch, stack: Sequence[StackedRun]) -> None:
+def _end_rounding(batch: ModelStack, stack: Sequence[StackedRun]) -> None:
     """Let runs that wait go on with whole rows."""
-    if batch.data.narrow is not None:
-        batch.data.narrow.turn()
+    if batch.narrow is not None:
+        batch.narrow.turn()
     for run in stack:
         run.waits = False
 
 
-def _remove_ended(batch: Batch, stack: list[StackedRun]) -> list[StackedRun]:
+def _remove_ended(batch: ModelStack, stack: list[StackedRun]) -> list[StackedRun]:
     """Take runs that have ended out of a batch, if they are a quarter of it and enough are left.
 
     Return the run at each place.
@@ -260,15 +300,14 @@ def _count_iterations(members: Sequence[StackedRun]) -> int:
 
 
 def _iterate(
-    batch: Batch, stack: Sequence[StackedRun], stopping: Stopping, has_momentum: bool
+    batch: ModelStack, stack: Sequence[StackedRun], stopping: Stopping, has_momentum: bool
 ) -> None:
     """Do one iteration of all runs; a step that raised the error of a run is taken back."""
-    narrow = batch.data.narrow
+    narrow = batch.narrow
     steps = [run.pace.step if run.goes_on else 0.0 for run in stack]
-    if has_momentum:
-        batch.extrapolate(steps)
+    errors = batch.iterate(steps if has_momentum else None)
     is_back = np.zeros(len(stack), bool)
-    for place, (run, error) in enumerate(zip(stack, batch.iterate(), strict=True)):
+    for place, (run, error) in enumerate(zip(stack, errors, strict=True)):
         if not run.goes_on:
             continue
         if steps[place] and not error <= run.errors[-1]:
@@ -289,7 +328,7 @@ def _iterate(
 
 
 def _show_best(
-    watcher: Watcher, members: Sequence[StackedRun], stack: Sequence[StackedRun], batch: Batch
+    watcher: Watcher, members: Sequence[StackedRun], stack: Sequence[StackedRun], batch: ModelStack
 ) -> bool:
     """Show a watcher the best run of a batch; return whether it stops all."""
     best = min(members, key=lambda run: run.last_error)
