@@ -40,6 +40,10 @@ class ModelStack(ABC):
     (I, n * R).
     """
 
+    #: The share of its models to which it may shrink. It keeps more, though they are computed for
+    #: nothing, lest there be a kernel for each number of models.
+    shrinks_to = 0.75
+
     def __init__(self, x: FlycooTensor, stacks: Sequence[Array], imputed: ImputedStarts | None):
         self.x = x
         self.imputed = imputed
@@ -58,7 +62,11 @@ class ModelStack(ABC):
 
     def take(self, place: int) -> CPTensor:
         """Return a copy of one model."""
-        return make_cp_tensor(None, [stack[place].copy() for stack in self.stacks])
+        return make_cp_tensor(None, [factor.copy() for factor in self.view(place)])
+
+    def view(self, place: int) -> list[Array]:
+        """Return the factors of one model as they are until the next iteration."""
+        return [stack[place] for stack in self.stacks]
 
     @abstractmethod
     def keep(self, places: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.array_modules import Array, array_module, copy_parts, is_cupy, move
 from ..engines.tall import gpu_kernels
 from ..loop.ahead import suits
 from ..loop.momentum import extrapolate
@@ -23,6 +23,10 @@ from .recorded_iterations import RecordedIterations
 
 #: With larger factors of all models, a GPU works longer than the host. Not measured.
 _MOST_FACTOR_NBYTES = 2**23
+
+#: The share of its models to which a small batch may shrink, which is then recorded anew: that
+#: takes as long as many iterations. Not measured.
+_RECORDED_SHRINKS_TO = 0.4
 
 
 def find_kernels(x: FlycooTensor, stacks: Sequence[Array]) -> ModuleType | None:
@@ -67,6 +71,7 @@ class GpuBatch(ModelStack):
         factor_nbytes = sum(columns.nbytes for columns in self.columns)
         if narrow is None and factor_nbytes <= _MOST_FACTOR_NBYTES and suits(x, self.rank):
             self._recorded = RecordedIterations(x)
+            self.shrinks_to = _RECORDED_SHRINKS_TO
 
     def _place(self, stacks: Sequence[Array]) -> None:
         """Lay factors (n, I, R) side by side."""
@@ -118,14 +123,12 @@ class GpuBatch(ModelStack):
 
     def _set_steps(self, steps: Sequence[float]) -> None:
         """Write the steps of the next iteration to the GPU, where a graph finds them."""
-        xp = array_module(self.columns[0])
         if not self.before:
             self.before = [columns.copy() for columns in self.columns]
-        by_column = xp.asarray(np.repeat(steps, self.rank), self.x.dtype)
         if self._steps is None:
-            self._steps = by_column
-        else:
-            self._steps[...] = by_column
+            first_row = self.columns[0][0]
+            self._steps = array_module(first_row).empty_like(first_row)
+        copy_parts(np.repeat(steps, self.rank), self._steps)
 
     def _launch(self, layout: AnyLayout) -> Array:
         """Launch an iteration of all models; return the sums that their errors are found by."""

@@ -5,7 +5,7 @@ updates a mode of every run, and the small matrices of all runs are multiplied a
 stack (n, R, R). Runs that have converged or are dropped leave the stack.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -28,11 +28,11 @@ from ..tensor.tensor import FlycooTensor
 from .batch import GPU_MULTIPLE, Batch, ModelStack
 from .gpu_batch import GpuBatch, find_kernels
 from .imputed_starts import ImputedStarts
-from .match import match_all
+from .match import find_matches
 
 #: Runs that have ended stay in the stack if fewer columns than this would be left: MTTKRP would not
-#: be faster, and would need another kernel, which may have to be compiled. They leave when they are
-#: a quarter of it, lest there be a kernel for each number of runs. (Missing entries cost by run.)
+#: be faster, and would need another kernel, which may have to be compiled. (Missing entries cost by
+#: run.)
 _LEAST_COLUMNS = 16
 
 #: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
@@ -247,7 +247,7 @@ def _run_batch(
         stack = _remove_ended(batch, stack)
         _iterate(batch, stack, stopping, has_momentum)
         if not keep_all:
-            _drop(runs, stack, batch.take)
+            _drop(runs, stack, batch)
         num_done = _count_iterations(members)
         least_error = min(run.last_error for run in members)
         note_iteration(num_done, stopping.n_iter_max, least_error)
@@ -271,7 +271,7 @@ def _end_rounding(batch: ModelStack, stack: Sequence[StackedRun]) -> None:
 
 
 def _remove_ended(batch: ModelStack, stack: list[StackedRun]) -> list[StackedRun]:
-    """Take runs that have ended out of a batch, if they are a quarter of it and enough are left.
+    """Take runs that have ended out of a batch, if that pays and enough are left.
 
     Return the run at each place.
     """
@@ -280,7 +280,7 @@ def _remove_ended(batch: ModelStack, stack: list[StackedRun]) -> list[StackedRun
         least = -(-_LEAST_COLUMNS // batch.rank)
     num_active = sum(run.is_active for run in stack)
     size = round_up(max(num_active, least), batch.multiple)
-    if 4 * size > 3 * len(stack):
+    if size > batch.shrinks_to * len(stack):
         return stack
     active_first = np.argsort([not run.is_active for run in stack], kind="stable")
     places = np.sort(active_first[:size])
@@ -338,13 +338,8 @@ def _show_best(
     return watcher(model, best.last_error)
 
 
-def _drop(
-    runs: Sequence[StackedRun], stack: Sequence[StackedRun], take: Callable[[int], CPTensor]
-) -> None:
-    """Drop active runs; see `run_together`.
-
-    `take` copies the model at a place of the stack, which few iterations need.
-    """
+def _drop(runs: Sequence[StackedRun], stack: Sequence[StackedRun], batch: ModelStack) -> None:
+    """Drop active runs; see `run_together`."""
     places = {run: place for place, run in enumerate(stack) if run.is_active}
     # The iterations that all runs have done that go on.
     t = min((len(run.errors) for run in places if run.goes_on), default=0)
@@ -357,11 +352,11 @@ def _drop(
     num_safe = -(-_PATIENCE * len(best_first) // t)
     for run in best_first[num_safe:]:
         if run in places and _is_hopeless(run, least, t):
-            run.cp_tensor = take(places[run])
+            run.cp_tensor = batch.take(places[run])
             run.is_dropped = True
     if t % _PATIENCE == 0:
         rivals = [run for run in best_first if not run.is_dropped]
-        _drop_twins(rivals, runs, places, take)
+        _drop_twins(rivals, runs, places, batch)
 
 
 def _is_hopeless(run: StackedRun, least: float, t: int) -> bool:
@@ -378,20 +373,18 @@ def _drop_twins(
     rivals: Sequence[StackedRun],
     runs: Sequence[StackedRun],
     places: Mapping[StackedRun, int],
-    take: Callable[[int], CPTensor],
+    batch: ModelStack,
 ) -> None:
     """Drop active runs, those in `places`, that match a better one; `rivals` are the best first."""
     if len(rivals) < 2:
         return
-    models = [take(places[run]) if run in places else run.cp_tensor for run in rivals]
-    scores = match_all([model.factors for model in models])
-    for number, (run, model) in enumerate(zip(rivals, models, strict=True)):
+    models = [batch.view(places[run]) if run in places else run.cp_tensor.factors for run in rivals]
+    are_same = find_matches(models, _SAME)
+    for number, run in enumerate(rivals):
         better = [
-            rivals[n]
-            for n in range(number)
-            if not rivals[n].is_dropped and scores[number, n] >= _SAME
+            rivals[n] for n in range(number) if not rivals[n].is_dropped and are_same[number, n]
         ]
         if run in places and better:
-            run.cp_tensor = model
+            run.cp_tensor = batch.take(places[run])
             run.is_dropped = True
             run.leader = runs.index(better[0])
