@@ -150,11 +150,8 @@ def run_together(
             if missing is None and not keep_all:
                 num_columns = rank * len(members)
                 narrow = narrow_factors(x, num_columns, stopping.n_iter_max, stopping.tol)
-            guesses = [
-                draw_factors(x, rank, tl.check_random_state(seed))
-                for seed in seeds[start : start + size]
-            ]
-            batch = _begin_batch(x, guesses, stopping.n_iter_max, missing, narrow)
+            own_seeds = seeds[start : start + size]
+            batch = _draw_batch(x, rank, own_seeds, stopping.n_iter_max, missing, narrow)
         else:
             batch = _resume_batch(x, model, stopping.n_iter_max, missing)
         is_stopped = _run_batch(batch, members, runs, stopping, has_momentum, keep_all, watcher)
@@ -189,6 +186,19 @@ def choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
         num_columns = max(_CPU_CACHE_NBYTES // column_nbytes, _CPU_ROW_NBYTES // itemsize)
         size = min(size, max(1, num_columns // rank))
     return size
+
+
+def _draw_batch(
+    x: FlycooTensor,
+    rank: int,
+    seeds: Sequence[int],
+    num_iterations: int,
+    missing: MissingEntries | None,
+    narrow: NarrowFactors | None,
+) -> ModelStack:
+    """Draw the initial guesses of TensorLy."""
+    guesses = [draw_factors(x, rank, tl.check_random_state(seed)) for seed in seeds]
+    return _begin_batch(x, guesses, num_iterations, missing, narrow)
 
 
 def _begin_batch(
