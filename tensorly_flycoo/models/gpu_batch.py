@@ -24,8 +24,8 @@ from .recorded_iterations import RecordedIterations
 #: With larger factors of all models, a GPU works longer than the host. Not measured.
 _MOST_FACTOR_NBYTES = 2**23
 
-#: The share of its models to which a small batch may shrink, which is then recorded anew: that
-#: takes as long as many iterations. Not measured.
+#: The share of its models to which a small batch may shrink, which is then recorded anew. Never to
+#: shrink took 0 to 6 % less time than at 0.75 [H200: 6,500 and 330,000 nonzeros].
 _RECORDED_SHRINKS_TO = 0.4
 
 

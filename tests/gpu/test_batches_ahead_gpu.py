@@ -117,9 +117,8 @@ def test_models_of_earlier_calls_stay_as_they_are():
             assert bool((factor == array).all())
 
 
-@pytest.mark.parametrize("layout", ["remap", "replicated"])
-def test_a_thread_that_moves_the_records_meanwhile(layout, monkeypatch, launches):
-    x = random_tensor((30, 200, 50), 1500, random_state=0, layout=layout, device="cuda")
+def test_a_thread_that_moves_the_records_meanwhile(monkeypatch, launches):
+    x = random_tensor((30, 200, 50), 1500, random_state=0, layout="remap", device="cuda")
     arguments = (x, 5, SEEDS, Stopping(30, 0), True)
     expected = run_piece_by_piece(monkeypatch, *arguments)
     factors = [cupy.ones((size, 5), x.dtype) for size in x.shape]
