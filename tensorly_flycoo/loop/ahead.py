@@ -178,7 +178,8 @@ class IterationsAhead(ComputedAhead):
         try:
             there = record(partial(self._iterate, factors, grams))
             middle = there.result
-            back = record(partial(self._iterate, middle.factors, middle.grams, targets=targets))
+            iterate_back = partial(self._iterate, middle.factors, middle.grams, targets=targets)
+            back = record(iterate_back, follows=True)
         except RECORDING_ERRORS as error:
             _logger.debug("iterations cannot be recorded: %s", error)
             return

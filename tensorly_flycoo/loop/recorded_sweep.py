@@ -129,7 +129,8 @@ class RecordedSweep:
             return
         self._inputs = list(map(_copy, factors))
         try:
-            self._pair = [self._recorder.record(self._iterate) for _ in range(2)]
+            first = self._recorder.record(self._iterate)
+            self._pair = [first, self._recorder.record(self._iterate, follows=True)]
         except RECORDING_ERRORS as error:
             _logger.debug("iterations cannot be recorded: %s", error)
             return

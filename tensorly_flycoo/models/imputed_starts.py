@@ -63,8 +63,13 @@ class ImputedStarts(LastPass):
     def measure(self, factors: Sequence[Array]) -> Array:
         """Impute from the models; return the sums (2, n) that `Entries.evaluate` does."""
         columns = {n: self._merge(factors, n) for n in range(len(self._units))}
-        self._values, sums = self._entries.evaluate(columns, self._values)
+        new_values, sums = self._entries.evaluate(columns, self._values)
+        self._values[...] = new_values  # in place, as a graph of the launches needs them
         return sums
+
+    def forget_products(self) -> None:
+        """Forget the products of factors, lest a graph read some that it does not write."""
+        self._merged = {}
 
     def _find_unit(self, mode: int) -> int:
         """Return the number of the unit that has a mode."""

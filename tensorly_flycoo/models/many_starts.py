@@ -5,29 +5,34 @@ updates a mode of every run, and the small matrices of all runs are multiplied a
 stack (n, R, R). Runs that have converged or are dropped leave the stack.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
+from ..base.array_modules import Array, is_cupy
 from ..base.reporting import report
 from ..base.watching import note_iteration
 from ..format.packing import round_up
+from ..loop.initial_guess import draw_factors
 from ..loop.masks import MissingEntries
 from ..loop.momentum import Pace
-from ..loop.precision import narrow_factors
+from ..loop.precision import NarrowFactors, narrow_factors
 from ..loop.stopping import has_converged
 from ..spread.memory import count_iteration_nbytes
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
-from .batch import Batch
-from .match import match_all
+from .batch import GPU_MULTIPLE, Batch, ModelStack
+from .gpu_batch import GpuBatch, find_kernels
+from .imputed_starts import ImputedStarts
+from .match import find_matches
 
 #: Runs that have ended stay in the stack if fewer columns than this would be left: MTTKRP would not
-#: be faster, and would need another kernel, which may have to be compiled. They leave when they are
-#: a quarter of it, lest there be a kernel for each number of runs. (Missing entries cost by run.)
+#: be faster, and would need another kernel, which may have to be compiled. (Missing entries cost by
+#: run.)
 _LEAST_COLUMNS = 16
 
 #: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
@@ -145,9 +150,10 @@ def run_together(
             if missing is None and not keep_all:
                 num_columns = rank * len(members)
                 narrow = narrow_factors(x, num_columns, stopping.n_iter_max, stopping.tol)
-            batch = Batch.draw(x, rank, seeds[start : start + size], missing, narrow)
+            own_seeds = seeds[start : start + size]
+            batch = _draw_batch(x, rank, own_seeds, stopping.n_iter_max, missing, narrow)
         else:
-            batch = Batch.resume(x, model, missing)
+            batch = _resume_batch(x, model, stopping.n_iter_max, missing)
         is_stopped = _run_batch(batch, members, runs, stopping, has_momentum, keep_all, watcher)
         if is_stopped:
             break
@@ -182,8 +188,52 @@ def choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
     return size
 
 
+def _draw_batch(
+    x: FlycooTensor,
+    rank: int,
+    seeds: Sequence[int],
+    num_iterations: int,
+    missing: MissingEntries | None,
+    narrow: NarrowFactors | None,
+) -> ModelStack:
+    """Draw the initial guesses of TensorLy."""
+    guesses = [draw_factors(x, rank, tl.check_random_state(seed)) for seed in seeds]
+    return _begin_batch(x, guesses, num_iterations, missing, narrow)
+
+
+def _begin_batch(
+    x: FlycooTensor,
+    guesses: list[list[Array]],
+    num_iterations: int,
+    missing: MissingEntries | None,
+    narrow: NarrowFactors | None = None,
+) -> ModelStack:
+    """Begin with guesses, whose weights are ones."""
+    if is_cupy(guesses[0][0]):
+        guesses += guesses[:1] * (-len(guesses) % GPU_MULTIPLE)
+    stacks = [np.stack(factors) for factors in zip(*guesses, strict=True)]
+    imputed = None
+    if missing is not None:
+        imputed = ImputedStarts(missing, len(guesses))
+        x = missing.observed
+    kernels = find_kernels(x, stacks)
+    if kernels is not None:
+        return GpuBatch(x, stacks, kernels, num_iterations, imputed, narrow)
+    return Batch(x, stacks, imputed, narrow=narrow)
+
+
+def _resume_batch(
+    x: FlycooTensor, model: CPTensor, num_iterations: int, missing: MissingEntries | None
+) -> ModelStack:
+    """Take a model as the last iteration of a batch has left it."""
+    batch = _begin_batch(x, [model.factors], num_iterations, missing)
+    if batch.imputed is not None:
+        batch.imputed.measure(batch.columns)
+    return batch
+
+
 def _run_batch(
-    batch: Batch,
+    batch: ModelStack,
     members: Sequence[StackedRun],
     runs: Sequence[StackedRun],
     stopping: Stopping,
@@ -207,7 +257,7 @@ def _run_batch(
         stack = _remove_ended(batch, stack)
         _iterate(batch, stack, stopping, has_momentum)
         if not keep_all:
-            _drop(runs, stack, batch.take)
+            _drop(runs, stack, batch)
         num_done = _count_iterations(members)
         least_error = min(run.last_error for run in members)
         note_iteration(num_done, stopping.n_iter_max, least_error)
@@ -222,16 +272,16 @@ def _run_batch(
     return False
 
 
-def _end_rounding(batch: Batch, stack: Sequence[StackedRun]) -> None:
+def _end_rounding(batch: ModelStack, stack: Sequence[StackedRun]) -> None:
     """Let runs that wait go on with whole rows."""
-    if batch.data.narrow is not None:
-        batch.data.narrow.turn()
+    if batch.narrow is not None:
+        batch.narrow.turn()
     for run in stack:
         run.waits = False
 
 
-def _remove_ended(batch: Batch, stack: list[StackedRun]) -> list[StackedRun]:
-    """Take runs that have ended out of a batch, if they are a quarter of it and enough are left.
+def _remove_ended(batch: ModelStack, stack: list[StackedRun]) -> list[StackedRun]:
+    """Take runs that have ended out of a batch, if that pays and enough are left.
 
     Return the run at each place.
     """
@@ -240,7 +290,7 @@ def _remove_ended(batch: Batch, stack: list[StackedRun]) -> list[StackedRun]:
         least = -(-_LEAST_COLUMNS // batch.rank)
     num_active = sum(run.is_active for run in stack)
     size = round_up(max(num_active, least), batch.multiple)
-    if 4 * size > 3 * len(stack):
+    if size > batch.shrinks_to * len(stack):
         return stack
     active_first = np.argsort([not run.is_active for run in stack], kind="stable")
     places = np.sort(active_first[:size])
@@ -260,15 +310,14 @@ def _count_iterations(members: Sequence[StackedRun]) -> int:
 
 
 def _iterate(
-    batch: Batch, stack: Sequence[StackedRun], stopping: Stopping, has_momentum: bool
+    batch: ModelStack, stack: Sequence[StackedRun], stopping: Stopping, has_momentum: bool
 ) -> None:
     """Do one iteration of all runs; a step that raised the error of a run is taken back."""
-    narrow = batch.data.narrow
+    narrow = batch.narrow
     steps = [run.pace.step if run.goes_on else 0.0 for run in stack]
-    if has_momentum:
-        batch.extrapolate(steps)
+    errors = batch.iterate(steps if has_momentum else None)
     is_back = np.zeros(len(stack), bool)
-    for place, (run, error) in enumerate(zip(stack, batch.iterate(), strict=True)):
+    for place, (run, error) in enumerate(zip(stack, errors, strict=True)):
         if not run.goes_on:
             continue
         if steps[place] and not error <= run.errors[-1]:
@@ -289,7 +338,7 @@ def _iterate(
 
 
 def _show_best(
-    watcher: Watcher, members: Sequence[StackedRun], stack: Sequence[StackedRun], batch: Batch
+    watcher: Watcher, members: Sequence[StackedRun], stack: Sequence[StackedRun], batch: ModelStack
 ) -> bool:
     """Show a watcher the best run of a batch; return whether it stops all."""
     best = min(members, key=lambda run: run.last_error)
@@ -299,13 +348,8 @@ def _show_best(
     return watcher(model, best.last_error)
 
 
-def _drop(
-    runs: Sequence[StackedRun], stack: Sequence[StackedRun], take: Callable[[int], CPTensor]
-) -> None:
-    """Drop active runs; see `run_together`.
-
-    `take` copies the model at a place of the stack, which few iterations need.
-    """
+def _drop(runs: Sequence[StackedRun], stack: Sequence[StackedRun], batch: ModelStack) -> None:
+    """Drop active runs; see `run_together`."""
     places = {run: place for place, run in enumerate(stack) if run.is_active}
     # The iterations that all runs have done that go on.
     t = min((len(run.errors) for run in places if run.goes_on), default=0)
@@ -318,11 +362,11 @@ def _drop(
     num_safe = -(-_PATIENCE * len(best_first) // t)
     for run in best_first[num_safe:]:
         if run in places and _is_hopeless(run, least, t):
-            run.cp_tensor = take(places[run])
+            run.cp_tensor = batch.take(places[run])
             run.is_dropped = True
     if t % _PATIENCE == 0:
         rivals = [run for run in best_first if not run.is_dropped]
-        _drop_twins(rivals, runs, places, take)
+        _drop_twins(rivals, runs, places, batch)
 
 
 def _is_hopeless(run: StackedRun, least: float, t: int) -> bool:
@@ -339,20 +383,18 @@ def _drop_twins(
     rivals: Sequence[StackedRun],
     runs: Sequence[StackedRun],
     places: Mapping[StackedRun, int],
-    take: Callable[[int], CPTensor],
+    batch: ModelStack,
 ) -> None:
     """Drop active runs, those in `places`, that match a better one; `rivals` are the best first."""
     if len(rivals) < 2:
         return
-    models = [take(places[run]) if run in places else run.cp_tensor for run in rivals]
-    scores = match_all([model.factors for model in models])
-    for number, (run, model) in enumerate(zip(rivals, models, strict=True)):
+    models = [batch.view(places[run]) if run in places else run.cp_tensor.factors for run in rivals]
+    are_same = find_matches(models, _SAME)
+    for number, run in enumerate(rivals):
         better = [
-            rivals[n]
-            for n in range(number)
-            if not rivals[n].is_dropped and scores[number, n] >= _SAME
+            rivals[n] for n in range(number) if not rivals[n].is_dropped and are_same[number, n]
         ]
         if run in places and better:
-            run.cp_tensor = model
+            run.cp_tensor = batch.take(places[run])
             run.is_dropped = True
             run.leader = runs.index(better[0])

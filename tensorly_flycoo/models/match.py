@@ -14,6 +14,9 @@ from ..ops.cp_entries import take_model
 from ..tensor.entrance import map_arrays
 from ..tensor.labelled import Labels
 
+#: More than the rounding of a mean of scores.
+_ROUNDING = 1e-9
+
 
 def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bool = True) -> float:
     r"""Compute the factor match score of two CP models, from 0 to 1.
@@ -120,8 +123,11 @@ def _find_rows(name: str, labels: np.ndarray, wanted: np.ndarray) -> list[int]:
     return [places[label] for label in wanted.tolist()]
 
 
-def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
-    """Compute the match scores (n, n) of all pairs of models, lists of factors (I_n, R) each."""
+def find_matches(models: Sequence[Sequence[Array]], least: float) -> np.ndarray:
+    """Return which pairs of models have a match score of at least `least`: booleans (n, n).
+
+    The models are lists of factors (I_n, R).
+    """
     count = len(models)
     rank = models[0][0].shape[1]
     xp = array_module(models[0][0])
@@ -132,10 +138,14 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     component_scores = _score_components(joint_model, joint_model, consider_weights=True)
     # A block (R, R) for each pair of models.
     blocks = component_scores.reshape(count, rank, count, rank).swapaxes(1, 2)
-    model_scores = np.empty((count, count))
-    for first, second in np.ndindex(count, count):
-        model_scores[first, second] = _match_components(blocks[first, second])
-    return model_scores
+    # Few pairs reach `least` even if each component had its best partner.
+    bounds = blocks.max(axis=3).mean(axis=2)
+    may_match = np.tril(bounds >= least - _ROUNDING)
+    are_matches = np.zeros((count, count), bool)
+    for first, second in np.argwhere(may_match):
+        is_match = _match_components(blocks[first, second]) >= least
+        are_matches[first, second] = are_matches[second, first] = is_match
+    return are_matches
 
 
 def align(models: Iterable[Any], reference: Any) -> list[list[np.ndarray]]:
@@ -207,7 +217,9 @@ def _score_components(
     weights1, factors1 = model1
     weights2, factors2 = model2
     norms1 = [_find_norms(factor) for factor in factors1]
-    norms2 = [_find_norms(factor) for factor in factors2]
+    norms2 = norms1
+    if model2 is not model1:
+        norms2 = [_find_norms(factor) for factor in factors2]
     scores: Any = 1.0
     for factor1, factor2, norm1, norm2 in zip(factors1, factors2, norms1, norms2, strict=True):
         product = move(transposed_product(factor1, factor2), np)

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from row_rule_statements import DIFFERENT_RULES
 
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, best_of, mttkrp
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.engines.cuda import mersenne_twister
@@ -100,6 +100,7 @@ def decompose(dtype):
     with tl.backend_context("flycoo"):
         parafac(x, 3, n_iter_max=2, init="random", random_state=0)
         tucker(x, (3, 2, 2), n_iter_max=1, init="random", random_state=0)
+        best_of(parafac, x, 3, 4, random_state=0, n_iter_max=3)
 
 
 def fit_counts(shape, dtype, layout, ranks):

@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 
 import cupy
 import determinism
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from tensorly.decomposition import non_negative_parafac_hals, parafac, tucker
 
-from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.testing import random_tensor
 
 LAYOUTS = ("remap", "replicated", "indexed")
 NUM_DECOMPOSITIONS = 1000
@@ -147,3 +149,15 @@ for ask in (lambda: tf.set_device("cuda"), lambda: tf.estimate_memory((3, 3), 1,
     assert len(errors) == 2
     for error in errors:
         assert error.startswith('device "cuda" needs a GPU')
+
+
+def test_a_thread_whose_first_call_is_a_kernel():
+    """A new thread has no context of the GPU before the runtime's first call."""
+    x = random_tensor((30, 40, 50), 1000, random_state=0, layout="replicated", device="cuda")
+    factors = [cupy.ones((size, 5), x.dtype) for size in x.shape]
+    expected = mttkrp(x, factors, 0)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(mttkrp(x, factors, 0)))
+    thread.start()
+    thread.join()
+    assert bool((found[0] == expected).all())

@@ -18,7 +18,7 @@ from tensorly_flycoo.engines.cuda.engine import CudaEngine
 from tensorly_flycoo.engines.narrow_rows import NARROW_FORMATS
 from tensorly_flycoo.loop import whole_tensor
 from tensorly_flycoo.loop.masks import MissingEntries
-from tensorly_flycoo.models import batch, factor_match_score
+from tensorly_flycoo.models import factor_match_score, gpu_batch, many_starts
 from tensorly_flycoo.models.many_starts import Stopping, run_together
 from tensorly_flycoo.models.resampled_runs import run_resampled
 from tensorly_flycoo.ops.sampling import find_chances
@@ -42,9 +42,9 @@ def assert_near(found, expected, dtype):
 
 @pytest.fixture(params=[False, True], ids=["arrays", "kernels"])
 def solves_by_kernels(request, monkeypatch):
-    """Whether kernels solve for factors, however short."""
-    if request.param:
-        monkeypatch.setattr(batch, "_LONG_FACTOR_NBYTES", 0)
+    """Whether kernels solve for factors, or array functions, as where kernels do not suit."""
+    if not request.param:
+        monkeypatch.setattr(many_starts, "find_kernels", lambda *_: None)
     return request.param
 
 
@@ -99,13 +99,14 @@ def test_a_search_that_rounds_is_that_of_the_cpu(rank, dtype, solves_by_kernels,
     """Where products differ in their last bits, a factor may be rounded otherwise."""
     for engine in (CpuEngine, CudaEngine):
         monkeypatch.setattr(engine, "narrow_pays", lambda *arguments: True)
-    narrow, multiply = [], whole_tensor.multiply
+    narrow, multiply = [], gpu_batch.multiply
 
     def multiply_and_list(*arguments, **options):
         narrow.append(options["narrow"] is not None)
         return multiply(*arguments, **options)
 
-    monkeypatch.setattr(whole_tensor, "multiply", multiply_and_list)
+    for module in (gpu_batch, whole_tensor):
+        monkeypatch.setattr(module, "multiply", multiply_and_list)
     num_iterations, found = 6, []
     for device in ("cpu", "cuda"):
         narrow.clear()
@@ -120,8 +121,8 @@ def test_a_search_that_rounds_is_that_of_the_cpu(rank, dtype, solves_by_kernels,
 
 def test_the_host_waits_once_for_each_iteration(monkeypatch):
     x = random_tensor((30, 40, 50), 3000, random_state=0, device="cuda")
-    counts, original = [], batch.move
-    monkeypatch.setattr(batch, "move", lambda *a: counts.append(1) or original(*a))
+    counts, original = [], gpu_batch.move
+    monkeypatch.setattr(gpu_batch, "move", lambda *a: counts.append(1) or original(*a))
     run_together(x, 4, SEEDS, Stopping(6, 0))
     assert len(counts) == 6
 
@@ -157,8 +158,8 @@ def test_masked_runs_are_those_of_the_cpu(groups, dtype):
 def test_the_host_waits_once_for_each_iteration_with_missing_entries(monkeypatch):
     x = random_tensor((30, 40, 50), 3000, random_state=0, device="cuda")
     missing = MissingEntries(x, cupy.asarray([[0, 1], [2, 3], [4, 5]]))
-    counts, original = [], batch.move
-    monkeypatch.setattr(batch, "move", lambda *a: counts.append(1) or original(*a))
+    counts, original = [], gpu_batch.move
+    monkeypatch.setattr(gpu_batch, "move", lambda *a: counts.append(1) or original(*a))
     run_together(x, 4, SEEDS, Stopping(6, 0), missing=missing)
     assert len(counts) == 6
 

@@ -42,7 +42,7 @@ Number max(Number a, Number b)
 struct Index {
     unsigned x, y, z;
 };
-Index threadIdx, blockIdx, blockDim;
+Index threadIdx, blockIdx, blockDim, gridDim;
 
 constexpr size_t stack_nbytes = 1 << 17, shared_nbytes = 232448;
 alignas(16) double memory[shared_nbytes / 8];  // the dynamic shared memory of a block
@@ -246,14 +246,15 @@ void run_thread()
     while (true) yield();
 }
 
-void run_blocks(void (*kernel)(), int num_blocks, int block_size)
+void run_blocks(void (*kernel)(), int num_blocks_x, int num_blocks_y, int block_size)
 {
     call_kernel = kernel;
     blockDim = {unsigned(block_size), 1, 1};
+    gridDim = {unsigned(num_blocks_x), unsigned(num_blocks_y), 1};
     std::srand(0);
     bool is_turn;
-    for (int number = 0; number < num_blocks; ++number) {
-        blockIdx = {unsigned(number), 0, 0};
+    for (int number = 0; number < num_blocks_x * num_blocks_y; ++number) {
+        blockIdx = {unsigned(number % num_blocks_x), unsigned(number / num_blocks_x), 0};
         std::memset(memory, 0xff, sizeof memory);  // nan
         Block own;
         block = &own;

@@ -35,11 +35,12 @@ struct {name}_arguments {{
     {members}
 }};
 
-extern "C" void run_{name}(const {name}_arguments* given, int num_blocks, int block_size)
+extern "C" void run_{name}(const {name}_arguments* given, int num_blocks_x, int num_blocks_y,
+                           int block_size)
 {{
     static {name}_arguments arguments;
     std::memcpy(&arguments, given, sizeof arguments);
-    run_blocks([] {{ {name}({values}); }}, num_blocks, block_size);
+    run_blocks([] {{ {name}({values}); }}, num_blocks_x, num_blocks_y, block_size);
 }}
 """
 
@@ -57,10 +58,8 @@ class EmulatedKernel:
         self._format = struct.Struct(formats)
 
     def __call__(self, grid, block_size, *values):
-        num_blocks, num_parts = grid
-        assert num_parts == 1
         arguments = self._format.pack(*values) + bytes(8)  # a structure may end with padding
-        self._run(arguments, num_blocks, block_size)
+        self._run(arguments, *grid, block_size)
 
 
 @functools.cache

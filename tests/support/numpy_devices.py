@@ -5,6 +5,8 @@ import threading
 
 import numpy as np
 
+from tensorly_flycoo.base.devices import Devices
+
 _current = threading.local()
 
 

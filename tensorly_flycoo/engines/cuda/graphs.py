@@ -13,6 +13,10 @@ _Result = TypeVar("_Result")
 RECORDING_ERRORS = (RuntimeError, cupy.cuda.memory.OutOfMemoryError)
 
 
+#: Makes a pool that graphs can share.
+make_pool = cupy.cuda.MemoryPool
+
+
 class HostNumber:
     """A float64 in pinned memory of the host, which a kernel may write."""
 
@@ -27,24 +31,34 @@ class HostNumber:
 
 
 class Graph:
-    """A CUDA graph, and the memory pool of its own that keeps what it reads and writes."""
+    """A CUDA graph, and the memory pool that keeps what it reads and writes."""
 
     def __init__(self, graph: Any, pool: cupy.cuda.MemoryPool) -> None:
         self._pool = pool
         #: Launches all on CuPy's current stream; no bytecode of Python runs in it.
         self.launch: Callable[[], object] = graph.launch
 
+    def note_end(self) -> cupy.cuda.Event:
+        """Return an event that occurs when all that was launched so far has ended."""
+        return cupy.cuda.get_current_stream().record()
 
-def record(work: Callable[[], _Result], others: Iterable[int] = ()) -> tuple[Graph, _Result]:
+
+def record(
+    work: Callable[[], _Result],
+    others: Iterable[int] = (),
+    pool: cupy.cuda.MemoryPool | None = None,
+) -> tuple[Graph, _Result]:
     """Record the launches of a function, which can then be launched again and again.
 
     It launches on the current GPU and on `others`; the graph's launches on these wait for what the
     current stream of the current GPU was given before, and what that is given later waits for them.
 
     Returns what the function returns too. Whatever it allocates keeps its address while the graph
-    lives; what it frees serves later launches of the graph alone.
+    lives; what it frees serves later launches of the graph alone. Graphs can share a `pool` if they
+    are launched one after the other, and what one has computed is used before the next launch.
     """
-    pool = cupy.cuda.MemoryPool()
+    if pool is None:
+        pool = cupy.cuda.MemoryPool()
     with contextlib.ExitStack() as stack:
         stack.enter_context(cupy.cuda.using_allocator(pool.malloc))
         stream = stack.enter_context(_new_stream(cupy.cuda.runtime.getDevice()))

@@ -199,6 +199,8 @@ class _Arguments(threading.local):
     """
 
     def __init__(self, nbytes: int) -> None:
+        # The driver's own calls need the context that the runtime's first one gives a thread.
+        cupy.cuda.Device().use()
         self.buffer = ctypes.create_string_buffer(nbytes)
         self._size = ctypes.c_size_t(nbytes)  # the driver reads it, and the items, at each launch
         items = (

@@ -104,20 +104,21 @@ def solve_rows(x: Array, inverse: BlockSums) -> tuple[Array, BlockSums, BlockSum
     inner products of blocks of rows of `x` and `y` (n,).
     """
     y = narrow_rows.allocate_rows(x.shape, x.dtype)
-    grams, inner = _solve_rows(x, inverse, y, row_stride(y))
-    return y, grams, inner
-
-
-def _solve_rows(
-    x: Array, inverse: BlockSums, y: Array, num_written: int
-) -> tuple[BlockSums, BlockSums]:
-    """Do what `solve_rows` does for given rows `y`, of which so many columns are written."""
     grams, inner = _allocate_sums(x)
-    update = _read_rows(x, grams, inner)._replace(
+    _launch_update(_solve_into(x, inverse, y, row_stride(y), grams, inner), x)
+    return y, _add_grams(grams, x.dtype), inner
+
+
+def _solve_into(
+    x: Array, inverse: BlockSums, y: Array, num_written: int, grams: BlockSums, inner: BlockSums
+) -> "_RowUpdate":
+    """Return the arguments that solve for rows `y`, of which so many columns are written.
+
+    Of factors side by side, these are the columns of each.
+    """
+    return _read_rows(x, grams, inner)._replace(
         inverse=inverse.address, y=y.data.ptr, y_stride=row_stride(y), y_columns=num_written
     )
-    _launch_update(update, x)
-    return _add_grams(grams, x.dtype), inner
 
 
 def solve_and_round_rows(
@@ -129,70 +130,101 @@ def solve_and_round_rows(
     """
     y = narrow_rows.allocate_rows(x.shape, x.dtype)
     rows = narrow_rows.allocate_rows(x.shape, NARROW_FORMATS[x.dtype].dtype)
-    grams, inner, scales = _solve_and_round_rows(x, inverse, y, row_stride(y), rows)
-    return y, grams, inner, NarrowRows(rows, scales)
-
-
-def _solve_and_round_rows(
-    x: Array, inverse: BlockSums, y: Array, num_written: int, rows: Array
-) -> tuple[BlockSums, BlockSums | None, Array]:
-    """Do what `solve_and_round_rows` does for given rows `y` and narrow ones; return the scales."""
-    largest = cupy.zeros(x.shape[1], x.dtype)
     grams, inner = _allocate_sums(x)
-    update = _read_rows(x, grams, inner)._replace(
-        inverse=inverse.address,
-        y=y.data.ptr,
-        y_stride=row_stride(y),
-        y_columns=num_written,
-        narrow_rows=rows.data.ptr,
-        narrow_stride=row_stride(rows),
-        largest=largest.data.ptr,
+    update = _solve_into(x, inverse, y, row_stride(y), grams, inner)
+    scales = _round_into(x, update, rows)
+    found_inner = inner if _rounds_at_once(x.dtype) else None
+    return y, _add_grams(grams, x.dtype), found_inner, NarrowRows(rows, scales)
+
+
+def _rounds_at_once(dtype: np.dtype) -> bool:
+    """Return whether a guess of the scales is mostly right, so that the first pass rounds."""
+    return len(NARROW_FORMATS[dtype].usual_exponents) > 0
+
+
+def _round_into(x: Array, update: "_RowUpdate", rows: Array, num_models: int = 1) -> Array:
+    """Launch an update that also rounds, to given narrow rows; return the scales of columns."""
+    largest = cupy.zeros(x.shape[1], x.dtype)
+    update = update._replace(
+        narrow_rows=rows.data.ptr, narrow_stride=row_stride(rows), largest=largest.data.ptr
     )
-    if NARROW_FORMATS[x.dtype].usual_exponents:
+    if _rounds_at_once(x.dtype):
         guess = cupy.ones(x.shape[1], x.dtype)
-        _launch_update(update._replace(scales=guess.data.ptr), x)
+        _launch_update(update._replace(scales=guess.data.ptr), x, num_models)
         scales = narrow_rows.make_scales(largest)
         again = update._replace(scales=scales.data.ptr, guessed_scales=guess.data.ptr)
-        _launch_update(again, x)
-        return _add_grams(grams, x.dtype), inner, scales
-    _launch_update(update._replace(grams=0), x)
+        _launch_update(again, x, num_models)
+        return scales
+    _launch_update(update._replace(grams=0), x, num_models)
     scales = narrow_rows.make_scales(largest)
     rounding = update._replace(
         x=update.y, row_stride=update.y_stride, inverse=0, scales=scales.data.ptr
     )
-    _launch_update(rounding, x)
-    return _add_grams(grams, x.dtype), None, scales
+    _launch_update(rounding, x, num_models)
+    return scales
 
 
 def solve_side_by_side(
-    x: Array, grams: Sequence[Array], rounds: bool
-) -> tuple[Array, Array, NarrowRows | None]:
-    """Solve for the factors of models that lie side by side: (I_n, n * R), like `x`.
+    x: Array, grams: Sequence[Array], y: Array, gram: Array, rounds: bool = False
+) -> tuple[Array | None, NarrowRows | None]:
+    """Solve for the factors `y` of models that lie side by side: (I_n, n * R), like `x`.
 
     The system of a model is the elementwise product of its matrices in `grams`, stacks (n, R, R).
-    Returns the factors, maybe rounded as `solve_and_round_rows` does; their Gram matrices
-    (n, R, R); and their narrow rows if they are.
+    `gram`, another one, receives the Gram matrices of `y`. Returns the inner products of blocks of
+    rows of `x` and `y` (n, num_blocks); and if factors are rounded, as `solve_and_round_rows` does,
+    their narrow rows.
+    """
+    num_models, rank, _ = gram.shape
+    inverses = _invert_stacks(grams, x.dtype)
+    sums, inner = _allocate_stacks(x, gram)
+    update = _solve_into(x, inverses, y, rank, sums, inner)
+    if not rounds:
+        _launch_update(update, x, num_models)
+        _add_stacks(sums, gram, x.dtype)
+        return inner.to_array(), None
+    rows = narrow_rows.allocate_rows(x.shape, NARROW_FORMATS[x.dtype].dtype)
+    scales = _round_into(x, update, rows, num_models)
+    _add_stacks(sums, gram, x.dtype)
+    found_inner = inner.to_array() if _rounds_at_once(x.dtype) else None
+    return found_inner, NarrowRows(rows, scales)
+
+
+def gram_side_by_side(x: Array, gram: Array) -> None:
+    """Compute the Gram matrices (n, R, R) of factors that lie side by side (I_n, n * R)."""
+    sums, inner = _allocate_stacks(x, gram)
+    _launch_update(_read_rows(x, sums, inner), x, len(gram))
+    _add_stacks(sums, gram, x.dtype)
+
+
+def inner_side_by_side(a: Array, b: Array, num_models: int) -> Array:
+    """Compute the inner products of blocks of rows of each model's columns: (n, num_blocks)."""
+    rank = a.shape[1] // num_models
+    columns = [slice(n * rank, (n + 1) * rank) for n in range(num_models)]
+    return cupy.stack([inner_blocks(a[:, own], b[:, own]).to_array() for own in columns])
+
+
+def fit_side_by_side(
+    grams: Sequence[Array], inner: Array, norm_square: float, dtype: np.dtype
+) -> Array:
+    """Compute the norm of the difference of a tensor and each of n models, in float64.
+
+    `grams` are stacks (n, R, R) of all modes, `inner` the inner products of blocks of rows of the
+    last factors and their MTTKRP (n, num_blocks); the tensor has values of `dtype`.
     """
     num_models, rank, _ = grams[0].shape
-    y = cupy.empty(x.shape, x.dtype)
-    rows = None
-    if rounds:
-        rows = narrow_rows.allocate_rows(x.shape, NARROW_FORMATS[x.dtype].dtype)
-    new_grams, scales = [], []
-    for n in range(num_models):
-        own = slice(n * rank, (n + 1) * rank)
-        factors = [as_blocks(stack[n : n + 1]) for stack in grams]
-        inverse = invert_product(factors, [], rank, x.dtype)
-        if rows is None:
-            gram, _ = _solve_rows(x[:, own], inverse, y[:, own], rank)
-        else:
-            gram, _, own_scales = _solve_and_round_rows(
-                x[:, own], inverse, y[:, own], rank, rows[:, own]
-            )
-            scales.append(own_scales)
-        new_grams.append(gram.to_array().sum(axis=0))
-    narrow = None if rows is None else NarrowRows(rows, cupy.concatenate(scales))
-    return y, cupy.stack(new_grams), narrow
+    errors = cupy.empty(num_models)
+    kernel, block_size = _get_product_kernel("fit", rank, dtype, errors.data.device_id)
+    kernel(
+        (num_models, 1),
+        block_size,
+        *_list_members(list(map(_as_stack, grams)), []),
+        rank,
+        inner.shape[1],
+        inner.data.ptr,
+        norm_square,
+        errors.data.ptr,
+    )
+    return errors
 
 
 class _RowUpdate(NamedTuple):
@@ -220,10 +252,15 @@ class _RowUpdate(NamedTuple):
 _ROW_UPDATE = "q2iQq2Qqi3Qq3Q"
 
 
+def _count_blocks(num_rows: int) -> int:
+    """Count the blocks of rows that `update_rows.cu` makes of a matrix."""
+    return -(-num_rows // tuning.choose_rows_per_block(num_rows))
+
+
 def _allocate_sums(x: Array) -> tuple[BlockSums, BlockSums]:
     """Allocate the Gram matrix and the inner product of each block of rows of a matrix."""
     num_rows, rank = x.shape
-    num_blocks = -(-num_rows // tuning.choose_rows_per_block(num_rows))
+    num_blocks = _count_blocks(num_rows)
     # One piece of memory for both: Gram matrices first, then inner products.
     grams_nbytes = 8 * num_blocks * rank * rank
     memory = cupy.cuda.alloc(grams_nbytes + 8 * num_blocks)
@@ -232,9 +269,26 @@ def _allocate_sums(x: Array) -> tuple[BlockSums, BlockSums]:
     return grams, inner
 
 
+def _allocate_stacks(x: Array, gram: Array) -> tuple[BlockSums, BlockSums]:
+    """Allocate the sums of blocks of rows of models side by side: (n, num_blocks, R, R) and fewer.
+
+    The Gram matrices of single blocks are those of all rows, which `gram` is for.
+    """
+    num_models, rank, _ = gram.shape
+    num_blocks = _count_blocks(x.shape[0])
+    inner_memory = cupy.cuda.alloc(8 * num_models * num_blocks)
+    inner = BlockSums(inner_memory, inner_memory.ptr, (num_models, num_blocks))
+    shape = (num_models, num_blocks, rank, rank)
+    if num_blocks == 1:
+        return BlockSums(gram.data, gram.data.ptr, shape), inner
+    memory = cupy.cuda.alloc(8 * num_models * num_blocks * rank * rank)
+    return BlockSums(memory, memory.ptr, shape), inner
+
+
 def _read_rows(x: Array, grams: BlockSums, inner: BlockSums) -> _RowUpdate:
     """Return the arguments by which Gram matrices of blocks of rows are computed."""
-    num_rows, rank = x.shape
+    num_rows, _ = x.shape
+    rank = grams.shape[-1]
     nothing = _RowUpdate(*[0] * len(_RowUpdate._fields))
     return nothing._replace(
         num_rows=num_rows,
@@ -247,12 +301,12 @@ def _read_rows(x: Array, grams: BlockSums, inner: BlockSums) -> _RowUpdate:
     )
 
 
-def _launch_update(update: _RowUpdate, x: Array) -> None:
-    """Launch `update_rows.cu` for the rows of a matrix."""
+def _launch_update(update: _RowUpdate, x: Array, num_models: int = 1) -> None:
+    """Launch `update_rows.cu` for the rows of a matrix, or of as many side by side."""
     is_narrowing = update.narrow_rows != 0
     kernel, block_size = _get_updating_kernel(update.rank, x.dtype, x.data.device_id, is_narrowing)
     num_blocks = -(-update.num_rows // update.rows_per_block)
-    kernel((num_blocks, 1), block_size, *update)
+    kernel((num_blocks, num_models), block_size, *update)
 
 
 def _add_grams(grams: BlockSums, dtype: np.dtype) -> BlockSums:
@@ -267,6 +321,22 @@ def _add_grams(grams: BlockSums, dtype: np.dtype) -> BlockSums:
     grid = (num_segments, -(-rank * rank // 256))
     kernel(grid, 256, num_blocks, rank, grams.address, memory.ptr)
     return _add_grams(BlockSums(memory, memory.ptr, (num_segments, rank, rank)), dtype)
+
+
+def _add_stacks(sums: BlockSums, gram: Array, dtype: np.dtype) -> None:
+    """Add the Gram matrices (n, num_blocks, R, R) of blocks of rows to those of all rows."""
+    num_models, num_blocks, rank, _ = sums.shape
+    if num_blocks == 1:  # they are there already
+        return
+    num_segments = -(-num_blocks // tuning.GRAM_SEGMENT)
+    added = BlockSums(gram.data, gram.data.ptr, (num_models, num_segments, rank, rank))
+    if num_segments > 1:
+        memory = cupy.cuda.alloc(8 * num_models * num_segments * rank * rank)
+        added = BlockSums(memory, memory.ptr, added.shape)
+    kernel, _ = _get_product_kernel("add_grams", rank, dtype, gram.data.device_id)
+    grid = (num_models * num_segments, -(-rank * rank // 256))
+    kernel(grid, 256, num_blocks, rank, sums.address, added.address)
+    _add_stacks(added, gram, dtype)
 
 
 def invert(matrix: Array) -> BlockSums:
@@ -390,12 +460,29 @@ def invert_products(grams: Sequence[Array], dtype: np.dtype) -> Array:
     """
     inverses = cupy.empty(grams[0].shape)
     num_products, rank, _ = inverses.shape
-    stacks = [BlockSums(gram.data, gram.data.ptr, (1, rank, rank)) for gram in grams]
     kernel, block_size = _get_product_kernel("invert", rank, dtype, inverses.data.device_id)
-    members = _list_members(stacks, [])
+    members = _list_members(list(map(_as_stack, grams)), [])
     # Where the kernel would write the products is null: nobody reads them.
     kernel((num_products, 1), block_size, *members, rank, inverses.data.ptr, 0, 0)
     return inverses
+
+
+def _invert_stacks(grams: Sequence[Array], dtype: np.dtype) -> BlockSums:
+    """Invert the same products; return for each what `invert_product` does."""
+    num_products, rank, _ = grams[0].shape
+    size = 2 * rank * rank + 1
+    memory = cupy.cuda.alloc(8 * num_products * size)
+    kernel, block_size = _get_product_kernel("invert", rank, dtype, memory.device_id)
+    members = _list_members(list(map(_as_stack, grams)), [])
+    first_product = memory.ptr + 8 * rank * rank
+    kernel((num_products, 1), block_size, *members, rank, memory.ptr, first_product, 0)
+    return BlockSums(memory, memory.ptr, (num_products, size))
+
+
+def _as_stack(gram: Array) -> BlockSums:
+    """Return Gram matrices (n, R, R) as members of n products."""
+    _, *shape = gram.shape
+    return BlockSums(gram.data, gram.data.ptr, (1, *shape))
 
 
 def inner_blocks(a: Array, b: Array) -> BlockSums:

@@ -1,6 +1,7 @@
 """Runs from many starts at once are the same to the bit as runs one by one."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -227,7 +228,10 @@ def find_dropped(*given, ended=()):
     """Return the leaders of the runs that are dropped, by number; the last ones are active."""
     going = [StackedRun(errors=run.errors) for run in given]
     runs = [*ended, *going]
-    many_starts._drop(runs, going, lambda place: given[place].cp_tensor)
+    batch = SimpleNamespace(
+        take=lambda place: given[place].cp_tensor, view=lambda place: given[place].cp_tensor.factors
+    )
+    many_starts._drop(runs, going, batch)
     return {n: run.leader for n, run in enumerate(runs) if run in going and run.is_dropped}
 
 

@@ -1,5 +1,7 @@
 """The factor match score, compared with tlviz."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from tlviz import factor_tools
 
 from tensorly_flycoo import LabelledCP, factor_match_score
+from tensorly_flycoo.models.match import find_matches
 
 
 def make_model(random, shape, rank, has_weights=True):
@@ -114,3 +117,25 @@ def test_other_labels_are_refused(labels, sizes, message):
     second = LabelledCP(make_model(random, sizes, 2), labels)
     with pytest.raises(ValueError, match=message):
         factor_match_score(first, second)
+
+
+@pytest.mark.parametrize("least", [0.5, 0.9, 0.95])
+def test_matches_of_many_models_are_those_of_pairs(least):
+    """Models of few components near each other, or with their norms or components exchanged."""
+    random = np.random.RandomState(0)
+    _, factors = make_model(random, (5, 6, 7), 3)
+    models = [[f + size * random.standard_normal(f.shape) for f in factors]
+              for size in (0.01, 0.1, 0.2, 0.3, 0.5, 3)]  # fmt: skip
+    models.append([factor[:, ::-1] for factor in factors])
+    models.append([1.02 * factor for factor in factors])
+    pairs = itertools.product([(None, factors) for factors in models], repeat=2)
+    scores = np.reshape([factor_match_score(*pair) for pair in pairs], (len(models), -1))
+    matches = find_matches(models, least)
+    np.testing.assert_array_equal(matches, scores >= least)
+    assert 0 < matches.mean() < 1
+
+
+def test_models_that_are_nan_match_nothing():
+    factors = [np.ones((4, 1)), np.ones((3, 1))]
+    matches = find_matches([factors, [factors[0] * np.nan, factors[1]], factors], 0.95)
+    assert matches.tolist() == [[True, False, True], [False, False, False], [True, False, True]]

@@ -63,7 +63,7 @@ class Cupy(types.ModuleType):
     def ones(self, shape, dtype):
         return np.ones(shape, dtype).view(DeviceArray)
 
-    def empty(self, shape, dtype):
+    def empty(self, shape, dtype=np.float64):
         return np.full(shape, -1, "i1").astype(dtype).view(DeviceArray)
 
     def ascontiguousarray(self, array):
@@ -215,16 +215,18 @@ def test_rows_are_rounded_as_they_are_solved_for(tall, monkeypatch, size, expone
     ("rank", "rounds", "dtype"), thin_out(itertools.product([3, 16], [False, True], DTYPES), 3)
 )
 def test_models_side_by_side_are_solved_for(tall, rank, rounds, dtype):
-    """Each by its own system; no number of a neighbour is written."""
+    """Each by its own system; no number of a neighbour is written. Rows are in two blocks."""
     rng = np.random.default_rng(0)
-    num_models, num_rows = 3, 40
+    num_models, num_rows = 3, 140
     # The products are those of well-conditioned matrices: at most 9 times the least eigenvalue.
     grams = [
         (np.eye(rank) * rng.uniform(1, 3, (num_models, rank, 1))).view(DeviceArray)
         for _ in range(2)
     ]
     x = rng.standard_normal((num_rows, num_models * rank)).astype(dtype).view(DeviceArray)
-    factors, found_grams, narrow = tall.solve_side_by_side(x, grams, rounds)
+    factors = np.full_like(x, np.nan)
+    found_grams = np.full((num_models, rank, rank), np.nan).view(DeviceArray)
+    inner, narrow = tall.solve_side_by_side(x, grams, factors, found_grams, rounds)
     assert (narrow is not None) == rounds
     diagonals = np.concatenate([np.diag(a * b) for a, b in zip(*grams, strict=True)])
     expected = np.array(x) / diagonals
@@ -237,7 +239,39 @@ def test_models_side_by_side_are_solved_for(tall, rank, rounds, dtype):
             narrow.scales, narrow_row_statements.find_scales(expected.astype(dtype))
         )
     assert abs(factors - expected).max() <= bound
-    for n, gram in enumerate(found_grams):
+    check_grams(factors, found_grams)
+    assert (inner is None) == (rounds and dtype == np.float32)
+    if inner is not None:
+        products = np.array(x, float) * np.array(factors)
+        by_model = products.reshape(num_rows, num_models, rank).sum(axis=(0, 2))
+        bound = 2 * num_rows * rank * np.finfo(float).eps * abs(products).sum()
+        np.testing.assert_allclose(inner.sum(axis=1), by_model, rtol=0, atol=bound)
+
+
+def check_grams(factors, grams):
+    """Check the Gram matrices of factors side by side."""
+    rank = grams.shape[1]
+    for n, gram in enumerate(grams):
         own = np.array(factors[:, n * rank : (n + 1) * rank], float)
-        bound = 2 * num_rows**2 * np.finfo(float).eps * abs(own).max() ** 2
+        bound = 2 * len(own) ** 2 * np.finfo(float).eps * abs(own).max() ** 2
         np.testing.assert_allclose(gram, own.T @ own, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("segment", [2, tuning.GRAM_SEGMENT])
+def test_gram_matrices_of_models_side_by_side(tall, segment, monkeypatch):
+    """Of three blocks of rows, which are added at once, or two of them first."""
+    monkeypatch.setattr(tuning, "GRAM_SEGMENT", segment)
+    factors = np.random.default_rng(0).standard_normal((260, 6)).view(DeviceArray)
+    grams = np.full((3, 2, 2), np.nan).view(DeviceArray)
+    tall.gram_side_by_side(factors, grams)
+    check_grams(factors, grams)
+
+
+def test_errors_of_models_side_by_side(tall):
+    rng = np.random.default_rng(0)
+    grams = [rng.random((3, 4, 4)).view(DeviceArray) for _ in range(2)]
+    inner = rng.random((3, 5)).view(DeviceArray)
+    errors = tall.fit_side_by_side(grams, inner, 7.0, np.dtype(np.float32))
+    squares = (grams[0] * grams[1]).sum(axis=(1, 2)) + 7
+    expected = np.sqrt(abs(squares - 2 * inner.sum(axis=1)))
+    np.testing.assert_allclose(errors, expected, rtol=1e-13)

@@ -1,22 +1,23 @@
 // Entry: what ALS does with elementwise products of Gram matrices and small matrices (R, R):
 //
-//   add_grams: adds the Gram matrices of many blocks of rows, SEGMENT consecutive ones to one.
+//   add_grams: adds the Gram matrices of many blocks of rows, SEGMENT consecutive ones to one; of one
+//     matrix, or of several that have as many blocks.
 //   multiply: computes a product.
 //   invert: inverts products, or pseudo-inverts those that are singular to rounding; ADMM adds the
 //     mean of the diagonal to the diagonal before.
-//   fit: the error of a CP model, |x - model|, from what its last factor was computed with.
+//   fit: the errors of CP models, |x - model|, from what their last factors were computed with.
 //
 // Mapping: of `add_grams` a block has 256 numbers of a segment, a thread one of them. Of the others
 //   a block has a product, a warp some neighbouring columns and a lane every 32nd row. `fit` adds
 //   the numbers up to the square of the model's norm; it also adds up the inner product.
-// Preconditions (the caller's): R is at most 32 * TILES. Matrices may have any strides. To invert
-//   more than one product, each of `grams` is a stack with a matrix for each.
+// Preconditions (the caller's): R is at most 32 * TILES. Matrices may have any strides. For more
+//   than one product to invert, or model, each of `grams` is a stack with a matrix for each.
 // Bytes: the blocks once; none per nonzero. A launch takes less time than a trip to the host.
 // Writes and determinism: one matrix (R, R) for each segment, whose blocks are added in their
 //   order; the product or its inverse in double precision, in C order, nan if the matrix is not
 //   finite, and if wanted the product and its condition number (1 if it is singular), or what was
-//   added to the diagonal; one number in double precision, to memory of the GPU or pinned memory of
-//   the host. All orders are fixed.
+//   added to the diagonal; a number for each model in double precision, to memory of the GPU or
+//   pinned memory of the host. All orders are fixed.
 // Source: Hestenes, Journal of the SIAM 6(1), 1958 (one-sided rotations).
 // MACRO VALUE: float or double, the type of factors and of small matrices but Gram matrices
 // MACRO TILES: rows of a lane, 1, 2 or 4
@@ -104,11 +105,12 @@ extern "C" __global__ void add_grams(long long num_blocks, int rank, const doubl
 {
     const int size = rank * rank, number = blockIdx.y * blockDim.x + threadIdx.x;
     if (number >= size) return;
-    const long long segment = blockIdx.x, first = segment * SEGMENT;
+    const long long num_segments = (num_blocks + SEGMENT - 1) / SEGMENT;
+    const long long matrix = blockIdx.x / num_segments, first = blockIdx.x % num_segments * SEGMENT;
     const long long count = min(static_cast<long long>(SEGMENT), num_blocks - first);
     double total[1] = {};
-    add_blocks(total, blocks + first * size + number, count, size, 0, 1);
-    sums[segment * size + number] = total[0];
+    add_blocks(total, blocks + (matrix * num_blocks + first) * size + number, count, size, 0, 1);
+    sums[static_cast<long long>(blockIdx.x) * size + number] = total[0];
 }
 
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
@@ -354,16 +356,19 @@ __device__ inline double add_mean(Matrix& matrix, int rank)
 // number leaves no digit of a factor's number, the singular value decomposition by Hestenes's
 // rotations of pairs of columns replaces it.
 //
-// `inverses` has (R, R) for each product; for a single one, `product_out` may have another (R, R)
-// for the product itself, and a number for its condition. With a `penalty`, one number, the mean of
-// the diagonal is written there and added to the diagonal.
+// `inverses` has (R, R) for each product. If the products are wanted, `products_out` is behind the
+// first of these, and behind each of them are (R, R) for the product itself, and a number for its
+// condition. With a `penalty`, one number, the mean of the diagonal is written there and added to
+// the diagonal.
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
-    invert(const Product product, int rank, double* inverses, double* product_out, double* penalty)
+    invert(const Product product, int rank, double* inverses, double* products_out, double* penalty)
 {
     extern __shared__ double memory[];
     Matrix& matrix = *reinterpret_cast<Matrix*>(memory);
     __shared__ double scales[width];
-    double* inverse = inverses + static_cast<long long>(blockIdx.x) * rank * rank;
+    const long long stride = products_out ? 2 * rank * rank + 1 : rank * rank;
+    double* inverse = inverses + blockIdx.x * stride;
+    double* product_out = products_out ? products_out + blockIdx.x * stride : nullptr;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int row = warp; row < width; row += num_warps) {
         double own[TILES] = {};
@@ -415,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
 
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
     fit(const Product product, int rank, long long num_inner, const double* inner_products,
-        double norm_square, double* error)
+        double norm_square, double* errors)
 {
     double sum = 0;
 #pragma unroll 1
@@ -425,7 +430,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
 #pragma unroll
         for (int i = 0; i < TILES; ++i) sum += numbers[i];
     }
+    inner_products += blockIdx.x * num_inner;
     for (long long i = threadIdx.x; i < num_inner; i += num_threads) sum -= 2 * inner_products[i];
     sum = sum_of_block<num_threads>(sum);
-    if (threadIdx.x == 0) *error = sqrt(fabs(norm_square + sum));
+    if (threadIdx.x == 0) errors[blockIdx.x] = sqrt(fabs(norm_square + sum));
 }

@@ -1,6 +1,7 @@
 // Entry: y = x @ inverse for a tall matrix x and a small one; with y.T @ y, and the inner product of
 // x and y, of each block of rows. Without a small matrix, only the Gram matrix of x. If NARROW is
-// not VALUE, y is also rounded to numbers that fit narrow rows, and these are written.
+// not VALUE, y is also rounded to numbers that fit narrow rows, and these are written. The factors of
+// many models may lie side by side: then each has a small matrix, and columns of its own.
 //
 // The scales of y's columns follow from all of y, so a first launch finds the largest magnitudes,
 // `find_scales` makes the scales of these, and a second launch rounds (see `tall.py`). Of floats
@@ -10,15 +11,16 @@
 //
 // Mapping: a block has `rows_per_block` neighbouring rows, GROUP_ROWS * NUM_GROUPS of them at a time,
 //   in shared memory beside the small matrix. A group has WIDTH / 16 warps, and each of these a
-//   strip of 16 columns of y and 16 rows of y.T @ y.
+//   strip of 16 columns of y and 16 rows of y.T @ y. Along y a block has a model.
 // Preconditions (the caller's): each row of x is contiguous, and rows are `row_stride` numbers
 //   apart. The small matrix (R, R) is contiguous; behind it are the matrix that it inverts, and the
-//   condition number of that, which in single precision is not looked at. `largest` begins as
-//   zeros.
+//   condition number of that, which in single precision is not looked at; then those of the next
+//   model. `largest` begins as zeros.
 // Bytes: x, y and narrow rows once; what blocks write besides is small in comparison. None per
 //   nonzero.
 // Writes and determinism: y (num_rows, y_columns), in its own precision, with zeros past the last
-//   column; each block its own (R, R) and its sum, in double precision, of y as rounded. The
+//   column; each block its own (R, R) and its sum, in double precision, of y as rounded: all of a
+//   model, then those of the next one. The
 //   order of additions depends on the shape alone, and that in which blocks compare magnitudes, by
 //   atomics, does not matter.
 // Source: none.
@@ -134,6 +136,9 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
                 long long narrow_stride, const VALUE* scales, const VALUE* guessed_scales,
                 BitsOf<VALUE>* largest)
 {
+    const long long model = blockIdx.y, model_column = model * rank;
+    if (scales) scales += model_column;
+    if (guessed_scales) guessed_scales += model_column;
     if (is_narrowing && guessed_scales && are_alike(scales, guessed_scales, rank)) return;
     extern __shared__ double memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -143,9 +148,11 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
     const int place = warp % strips, strip = place < 4 ? place : strips + 3 - place;
     const long long first = static_cast<long long>(blockIdx.x) * rows_per_block;
     const int end = static_cast<int>(min(static_cast<long long>(rows_per_block), num_rows - first));
-    x += first * row_stride;
-    y += first * y_stride;
-    narrow_rows += first * narrow_stride;
+    x += first * row_stride + model_column;
+    y += first * y_stride + model_column;
+    narrow_rows += first * narrow_stride + model_column;
+    largest += model_column;
+    if (inverse) inverse += model * (2 * rank * rank + 1);
     const int first_column = 16 * strip + lane / 4;
     LaneColumns columns(scales, first_column, rank);
     const double* solved = inverse + rank * rank;
@@ -271,7 +278,8 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
         }
     }
     __syncthreads();
-    grams += static_cast<long long>(blockIdx.x) * rank * rank;
+    const long long block = model * gridDim.x + blockIdx.x;
+    grams += block * rank * rank;
     for (int number = threadIdx.x; number < rank * rank; number += block_size) {
         const int row = number / rank, column = number % rank;
         const bool is_below = row / 16 > column / 16;
@@ -279,5 +287,5 @@ extern "C" __global__ void __launch_bounds__(block_size, 1)
     }
     if (!inverse) return;
     inner = sum_of_block<block_size>(inner);
-    if (threadIdx.x == 0) inner_products[blockIdx.x] = inner;
+    if (threadIdx.x == 0) inner_products[block] = inner;
 }
