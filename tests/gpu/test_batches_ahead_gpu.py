@@ -156,18 +156,15 @@ def test_memory_of_graphs_is_small_and_goes_back():
     x = random_tensor((300, 200, 500), 200_000, random_state=0, dtype="float32", device="cuda")
     num_columns = 8 * 16
     factor_nbytes = sum(x.shape) * num_columns * 4
-    free, _ = cupy.cuda.runtime.memGetInfo()
-    pool = cupy.get_default_memory_pool()
-    used, peaks = pool.total_bytes(), []
+    peaks = []
     original = Recorder.launch
 
     def launch(self, recording):
-        now, _ = cupy.cuda.runtime.memGetInfo()
-        peaks.append(free - now - (pool.total_bytes() - used))
+        peaks.append(self._pool.total_bytes())
         return original(self, recording)
 
     with pytest.MonkeyPatch.context() as context:
         context.setattr(Recorder, "launch", launch)
         run_together(x, 16, range(8), Stopping(30, 0), True)
-    # The driver gives whole pages of 2 MiB, and keeps the graphs themselves.
-    assert max(peaks) <= 4 * factor_nbytes + 2**24
+    # The driver gives whole pages of 2 MiB.
+    assert 0 < max(peaks) <= 4 * factor_nbytes + 2**24

@@ -170,7 +170,7 @@ def test_a_recording_that_fails(monkeypatch, launches):
 
     x = random_tensor((30, 200, 50), 1500, random_state=0, device="cuda")
 
-    def record(work, others):
+    def record(*arguments):
         raise cupy.cuda.memory.OutOfMemoryError(1, 2)
 
     monkeypatch.setattr(graphs, "record", record)

@@ -33,6 +33,7 @@ from . import (
 from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import PackedIds, find_bits, list_parts
 from .macros import Ratios, mttkrp_macros, ttmc_macros
+from .packed_records import PackedRecords
 from .primitives import CudaPrimitives, launch_on_unfolding
 from .staging import CudaStager
 from .structs import (
@@ -84,9 +85,8 @@ class CudaEngine(CudaPrimitives, Engine):
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
         # Records of a streamed slab are on the host.
-        on_gpu = {
-            name: array for name, array in arrays.items() if not isinstance(array, np.ndarray)
-        }
+        on_host = (np.ndarray, PackedRecords)
+        on_gpu = {name: array for name, array in arrays.items() if not isinstance(array, on_host)}
         check_current_gpu(on_gpu, cupy.cuda.runtime.getDevice())
 
     def count_free_nbytes(self) -> int:

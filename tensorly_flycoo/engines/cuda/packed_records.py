@@ -22,9 +22,11 @@ from .launch import find_address, get_direct_kernel
 #: each, its index stays on the GPU.
 _LEAST_ROW_NNZ = 4
 
-#: Values that are looked at to see whether few occur, and how many those are at most.
+#: Values that are looked at to see whether few occur; how many those are at most, and how often one
+#: occurs at least on average.
 _NUM_SAMPLED = 2**20
 _MOST_CODES = 2**16
+_LEAST_REPEATS = 16
 
 #: Packed records take at most this share of the records, or these are not packed.
 _MOST_SHARE = 0.95
@@ -109,13 +111,11 @@ def _find_values(records: Array, record_format: RecordFormat) -> Array | None:
     They ascend as numbers without sign.
     """
     values = record_format.values(records).view(f"u{record_format.dtype.itemsize}")
-    sample = cupy.unique(cupy.ascontiguousarray(values[:_NUM_SAMPLED]))
-    if sample.size > _MOST_CODES:
-        return None
-    if values.size <= _NUM_SAMPLED:
-        return sample.view(np.uint32)
-    found = cupy.unique(cupy.ascontiguousarray(values))
-    return found.view(np.uint32) if found.size <= _MOST_CODES else None
+    most = min(_MOST_CODES, values.size // _LEAST_REPEATS)
+    found = cupy.unique(cupy.ascontiguousarray(values[:_NUM_SAMPLED]))
+    if found.size <= most and values.size > _NUM_SAMPLED:
+        found = cupy.unique(cupy.ascontiguousarray(values))
+    return found.view(np.uint32) if found.size <= most else None
 
 
 def _list_rows(order: RecordOrder) -> Array:

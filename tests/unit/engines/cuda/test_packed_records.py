@@ -1,8 +1,12 @@
 """Records that are packed and unpacked by emulated kernels have the same bits."""
 
+import importlib
+import sys
+import types
+
 import numpy as np
 import pytest
-from emulated_gpu import HAS_COMPILER, EmulatedKernel
+from emulated_gpu import HAS_COMPILER, EmulatedKernel, get_direct_kernel
 
 from tensorly_flycoo.engines.cuda.bit_fields import WORD_BITS, BitFields
 from tensorly_flycoo.engines.cuda.tuning import BLOCK_SIZE
@@ -79,6 +83,72 @@ def test_round_trips(case, nnz, num_values):
             arrays = (packed, first_ranks, own_rows, codes, unpacked)
             run("unpack_bits", bits, record_format, nnz, num_blocks, *arrays)
             np.testing.assert_array_equal(unpacked, in_order)
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Load `packed_records` with NumPy in place of CuPy, and with emulated kernels."""
+    cupy = types.ModuleType("cupy")
+    for name in [
+        "empty",
+        "ones",
+        "flatnonzero",
+        "unique",
+        "cumsum",
+        "ascontiguousarray",
+        "ndarray",
+    ]:
+        setattr(cupy, name, getattr(np, name))
+    cupy.cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0))
+    launch = types.ModuleType("launch")
+    launch.find_address = lambda array: 0 if array is None else array.ctypes.data
+    launch.get_direct_kernel = get_direct_kernel
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "tensorly_flycoo.engines.cuda.launch", launch)
+    name = "tensorly_flycoo.engines.cuda.packed_records"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(name)
+    sys.modules.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_values", "num_rows", "most_share"),
+    [("float32", 5, 20, 0.35), ("float32", 10_000, 20, 0.9), ("float64", 1, 20, 0.15),
+     ("float32", 5, 3000, 0.6)],
+)  # fmt: skip
+def test_copies_of_a_layout(dtype, num_values, num_rows, most_share, module):
+    """All orders, of rows with many nonzeros and with few, some of which are empty."""
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, 2000) // 3 * 3 for size in (num_rows, 40, 700)])
+    values = rng.standard_normal(num_values).astype(dtype)[rng.integers(0, num_values, 2000)]
+    record_format = RecordFormat.of((num_rows, 40, 700), dtype, "uint32")
+    records = np.zeros((2000, record_format.num_words), np.uint32)
+    for (word, shift, _), rows in zip(record_format.fields, coords, strict=True):
+        bits = rows.astype(np.uint64) << np.uint64(shift)
+        records[:, word] |= bits.astype(np.uint32)
+        records[:, word + 1] |= (bits >> np.uint64(32)).astype(np.uint32)
+    record_format.values(records)[:] = values
+    nbytes = 0
+    for mode, rows in enumerate(coords):
+        in_order = records[np.argsort(rows, kind="stable")]
+        is_empty = np.ones(record_format.shape[mode], bool)
+        is_empty[rows] = False
+        order = RecordOrder(record_format, mode, np.flatnonzero(is_empty))
+        packed = module.pack(in_order, order)
+        assert packed.shape == in_order.shape == (len(packed), record_format.num_words)
+        assert packed.dtype == in_order.dtype
+        nbytes += packed.nbytes
+        on_host = packed.on_host(packed.words.copy())
+        np.testing.assert_array_equal(on_host.unpack(on_host.words), in_order)
+    assert nbytes < most_share * 3 * records.nbytes
+
+
+def test_records_of_which_little_would_be_saved(module):
+    record_format, records = make_records((2**16, 2**16), "float32", None, 0, 500, 500)
+    rows = record_format.rows(records, 0)
+    is_empty = np.zeros(0, np.int64)
+    in_order = records[np.argsort(rows, kind="stable")]
+    assert module.pack(in_order, RecordOrder(record_format, 0, is_empty)) is None
 
 
 def test_the_bits_of_a_record():
