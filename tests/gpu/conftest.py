@@ -5,6 +5,7 @@ import pytest
 import tensorly as tl
 
 import tensorly_flycoo
+from tensorly_flycoo.loop.recording import Recorder
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +19,19 @@ def flycoo_on_a_gpu(monkeypatch):
     with tl.backend_context("flycoo"):
         yield
     cupy.get_default_memory_pool().free_all_blocks()
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """List what recordings are launched, each time."""
+    found = []
+    original = Recorder.launch
+
+    def launch(self, recorded):
+        is_launched = original(self, recorded)
+        if is_launched:
+            found.append(recorded)
+        return is_launched
+
+    monkeypatch.setattr(Recorder, "launch", launch)
+    return found

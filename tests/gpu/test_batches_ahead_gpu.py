@@ -20,22 +20,6 @@ SHAPES = {"two modes": (40, 50), "three": (30, 200, 50), "four": (20, 30, 40, 50
           "groups": (16, 3, 105, 365, 20)}  # fmt: skip
 
 
-@pytest.fixture
-def launches(monkeypatch):
-    """List the graphs that are launched."""
-    found = []
-    original = Recorder.launch
-
-    def launch(self, recorded):
-        is_launched = original(self, recorded)
-        if is_launched:
-            found.append(recorded)
-        return is_launched
-
-    monkeypatch.setattr(Recorder, "launch", launch)
-    return found
-
-
 def run_piece_by_piece(monkeypatch, *arguments, **options):
     with monkeypatch.context() as context:
         context.setattr(recording, "_NUM_FIRST", 1000)

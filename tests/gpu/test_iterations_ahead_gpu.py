@@ -23,20 +23,6 @@ SHAPES = {"two modes": (40, 50), "three": (30, 200, 50), "four": (20, 30, 40, 50
           "groups": (16, 3, 105, 365, 20)}  # fmt: skip
 
 
-@pytest.fixture
-def launches(monkeypatch):
-    """Count the iterations that are launched as graphs."""
-    found = []
-    original = Recorder.launch
-
-    def launch(self, recorded):
-        found.append(recorded)
-        return original(self, recorded)
-
-    monkeypatch.setattr(Recorder, "launch", launch)
-    return found
-
-
 def decompose(x, monkeypatch, is_ahead, **options):
     """Run parafac, with errors, on the GPU; whole iterations ahead or not."""
     options = {"n_iter_max": 12, "tol": 0, **options}

@@ -16,7 +16,6 @@ from tensorly_flycoo.decomposition import (
     parafac,
 )
 from tensorly_flycoo.loop import recorded_sweep
-from tensorly_flycoo.loop.recording import Recorder
 from tensorly_flycoo.testing import random_tensor
 
 NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
@@ -30,22 +29,6 @@ METHODS = {
     "hals": non_negative_parafac_hals,
     "hals, nesterov": partial(non_negative_parafac_hals, linesearch="nesterov"),
 }
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """Count the iterations that are launched at once."""
-    found = []
-    original = Recorder.launch
-
-    def launch(self, recorded):
-        is_launched = original(self, recorded)
-        if is_launched:
-            found.append(recorded)
-        return is_launched
-
-    monkeypatch.setattr(Recorder, "launch", launch)
-    return found
 
 
 def decompose(method, x, monkeypatch, is_recorded, **options):
