@@ -73,6 +73,7 @@ class RecordedSweep:
         self._wants_residual = wants_residual
         self._looks_ahead = looks_ahead
         self._num_first = _NUM_FIRST
+        self._can_record = True
         self._recorder = Recorder(x, modes[0])
         self._inputs: list[Array] = []
         self._pair: list[Recorded[_Outcome]] = []
@@ -89,7 +90,8 @@ class RecordedSweep:
         """Do an iteration from these factors; None if it has to go piece by piece."""
         self._num_left -= 1
         self._num_first -= 1
-        if self._num_first < 0 and not self._pair and self._num_left >= _LEAST_LEFT:
+        if self._num_first < 0 and self._can_record:
+            self._can_record = False  # once, whether it succeeds or not
             self._record(factors)
         if not self._pair:
             return None
@@ -122,10 +124,10 @@ class RecordedSweep:
         return False
 
     def _record(self, factors: Sequence[Array]) -> None:
-        """Record two iterations."""
+        """Record two iterations, unless only a few are left."""
         from ..engines.cuda.graphs import RECORDING_ERRORS
 
-        if RowShards in map(type, factors):
+        if RowShards in map(type, factors) or self._num_left < _LEAST_LEFT:
             return
         self._inputs = list(map(_copy, factors))
         try:
