@@ -90,7 +90,8 @@ class MemoryEstimate:
         bound for any empty rows and any order of the nonzeros. With several devices, this is of
         the device that uses most.
     host_nbytes : int
-        The part of `nbytes` that stays in host memory, with ``keep="host"``.
+        The part of `nbytes` that stays in host memory, with ``keep="host"``: an upper bound, since
+        records are packed there, depending on their values.
     """
 
     nbytes: int
