@@ -30,6 +30,7 @@ from ..spread.building import (
     arrange_slab,
     count_in_blocks,
     find_slab_shape,
+    number_buckets,
     sort_bucket,
     split_records,
 )
@@ -200,10 +201,12 @@ class DiskBuilder(SlabBuilder):
         ndim = self.record_format.ndim
         for number in range(len(buckets)):
             self._name("bucket", number).touch()  # a bucket may stay empty
+        bucket_of_row = number_buckets(buckets)
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
             block, *_ = self.primitives.pack(np.stack(coords), values, self.record_format)
-            for number, records in enumerate(split_records(block, buckets, self.record_format)):
+            parts = split_records(block, bucket_of_row, self.record_format)
+            for number, records in enumerate(parts):
                 _append(self._name("bucket", number), move(records, np))
         # Before any slab is built: the disk need not hold three copies.
         for number in range(ndim + 1):
