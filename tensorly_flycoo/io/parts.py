@@ -22,9 +22,9 @@ from ..base.checks import (
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.entrance import is_sparse
 from ..tensor.pieces import list_pieces
-from .dataframe import check_columns, read_indices, read_values
 from .files import name_errors
 from .places import FilePath, count_nbytes, list_files, open_parquet
+from .table_rows import check_columns, read_indices, read_values
 
 #: Nonzeros handed on at a time.
 BLOCK_NNZ = 2**20

@@ -711,8 +711,8 @@ def test_ordered_categories_of_parts():
 
 def test_parts_that_do_not_fit():
     for parts, kind, message in [
-        ([LARGE[:5], LARGE.drop(columns="item")], ValueError, "part 1 of df: df has no column 'it"),
-        ([LARGE[:5], {"user": 1}], TypeError, "part 1 of df: df is a dict, expected a table"),
+        ([LARGE[:5], LARGE.drop(columns="item")], ValueError, "part 1 of df: it has no column 'it"),
+        ([LARGE[:5], {"user": 1}], TypeError, "part 1 of df: it is a dict, expected a table"),
         ([LARGE[:5], LARGE.assign(user="a")], TypeError, "holds numbers and text in different"),
         ([], ValueError, "df has no rows"),
         ([LARGE[:0]], ValueError, "df has no rows"),
