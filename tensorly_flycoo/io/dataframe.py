@@ -58,11 +58,13 @@ def from_dataframe(
 
     Parameters
     ----------
-    df : DataFrame or LazyFrame of pandas or polars, pyarrow.Table, or DuckDB relation
-        Or whatever has Arrow's stream interface (``__arrow_c_stream__``); of that and of a
-        LazyFrame, only the named columns are read. Or a table in parts, of which one at a time is
-        in memory: a list or iterator of tables, such as ``pandas.read_csv(path, chunksize=10**6)``,
-        or a data set of Arrow, ``pyarrow.dataset.dataset(folder)``.
+    df : DataFrame or LazyFrame of pandas or polars, or pyarrow.Table
+        Of a LazyFrame only the named columns are read. Or a table in parts, of which one at a time
+        is in memory: a list or iterator of tables, such as
+        ``pandas.read_csv(path, chunksize=10**6)``; a pyarrow.RecordBatchReader, a DuckDB relation,
+        or whatever else has Arrow's stream interface (``__arrow_c_stream__``), batch by batch; or a
+        data set of Arrow, ``pyarrow.dataset.dataset(folder)``, of .parquet files by row groups.
+        Iterators and readers are read once.
     modes : sequence of str
         The column of each mode.
     values : str, optional
@@ -96,11 +98,12 @@ def from_dataframe(
     ImportError
         If pyarrow is missing.
     TypeError
-        If `df` is not such a table, its parts have labels of different kinds, `modes` is a single
-        text, `labels` is not a dict, the entries of a column are neither numbers, text nor dates,
-        or the values are not numbers.
+        If `df`, or a part of it, is not such a table, its parts have labels of different kinds,
+        `modes` is a single text, `labels` is not a dict, the entries of a column are neither
+        numbers, text nor dates, or the values are not numbers.
     ValueError
-        If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left;
+        If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left,
+        or an iterator has been read before;
         an entry or value is missing, a value is not finite, an integer that float64 does not hold,
         or a cell is 0; `labels` names other
         columns, or repeats a label, or an entry is not among them; `aggregate`, `missing` or
@@ -118,8 +121,10 @@ def from_dataframe(
     Warnings in the log say how many rows are left out, and which modes have nearly as many labels
     as the table has rows: rounded times (``df["time"].dt.floor("D")``) make better modes.
 
-    Needs pyarrow. Beside coords and values, this takes two temporary columns of 8 bytes per row; of
-    a table in parts, another copy of the coords. Labels do not depend on the parts.
+    Needs pyarrow. Beside the tensor and what building it takes, memory holds ``12 * ndim + 16``
+    bytes per row, some 120 per label that is text, and of a table in parts one part, and about as
+    much again while it is numbered. Labels do not depend on the parts; errors name the part.
+    `save_slabs` takes the same tables if the tensor itself is larger than memory.
     All aggregates but "sum" and "count" sort the rows, and so does a warning of added values.
 
     Examples
@@ -133,6 +138,13 @@ def from_dataframe(
            [2., 1.]])
     >>> labels["shop"].tolist(), labels["day"].tolist()
     (['a', 'b'], [7, 9])
+
+    The same from parts, of which one at a time is in memory:
+
+    >>> parts = (sales[start : start + 2] for start in (0, 2))
+    >>> from_dataframe(parts, ["shop", "day"]).to_coo().todense()
+    array([[0., 1.],
+           [2., 1.]])
 
     New sales, with the shops of the old:
 

@@ -300,13 +300,28 @@ def save_slabs(
     ----------
     path : str or os.PathLike
         The folder. It must not exist, or be empty; it appears once it is complete.
-    parts : FlycooTensor, LabelledTensor, sparse.COO, path, or iterable of paths and of tuples
-        Paths are those of .tns files (see `read_tns`, also .gz and .zst) and .parquet files. A
-        tuple (coords, values) has what `FlycooTensor` takes. A generator is read once. A tensor on
-        a cluster is written by its workers, as it is, to a folder that all see. Labels and unknown
-        cells are kept.
+    parts : FlycooTensor, LabelledTensor, sparse.COO, path, table, or iterable of some of these
+        Paths are those of .tns files (see `read_tns`, also .gz and .zst) and .parquet files. An
+        iterable has paths, tuples (coords, values) of what `FlycooTensor` takes, or, with `modes`,
+        tables. A generator is read once. A tensor on a cluster is written by its workers, as it is,
+        to a folder that all see. Labels and unknown cells are kept.
     shape : sequence of int, optional
         By default the smallest that holds all nonzeros and the shapes in headers of .tns files.
+    modes : sequence of str, optional
+        The column of each mode, if `parts` is a table: any that `from_dataframe` takes, in one
+        piece or in parts, or .parquet files. Their entries are numbered as `from_dataframe` does,
+        and `open_slabs` returns them as labels.
+    values : str, optional
+        The column of a table's values; by default, each row has the value 1. Values of rows with
+        the same entries are added.
+    labels : dict of str to sequence, optional
+        For some columns of `modes`, the label of each index, as of `from_dataframe`.
+    missing : {"raise", "drop", "unknown"}
+        Whether a row of a table without an entry or its value is an error, or left out; "unknown"
+        leaves out those that lack the value, and says that cells without a row are unknown.
+    zeros : {"raise", "drop"}
+        Whether a row of a table whose value is 0 is an error, or left out. Cells whose values add
+        up to 0 are not stored.
     slabs : int, optional
         The number of slabs (see `FlycooTensor`); by default one for each 2**25 given nonzeros.
     dtype : {float32, float64}, optional
@@ -317,8 +332,8 @@ def save_slabs(
     device : {"auto", "cpu", "cuda"}, optional
         Where slabs are built, and the tensor will be used: plans differ. As for `FlycooTensor`.
     columns : sequence of str, optional
-        The columns of .parquet files: those of the modes, integers from 0 up, then that of the
-        values. By default all.
+        The columns of .parquet files without `modes`: those of the modes, integers from 0 up, then
+        that of the values. By default all.
     index_base : {1, 0}
         The first index of each mode in .tns files.
 
@@ -327,25 +342,28 @@ def save_slabs(
     OSError
         If a file cannot be read or written, or `path` exists.
     TypeError
-        If `parts`, or a part, is of another kind, or indices are not integers.
+        If `parts`, or a part, is of another kind, a table is given without `modes`, or indices are
+        not integers; or as of `from_dataframe`.
     ValueError
         If a part has another number of modes, an index outside `shape`, a value that is not finite,
-        or damaged text; there is neither a nonzero nor a shape; or `slabs`, `layout`, `device` or
-        `index_base` is not one of the above.
+        or damaged text; there is neither a nonzero nor a shape; another argument is not as above,
+        or does not suit `modes`; or as of `from_dataframe`.
     ImportError
-        If a module is missing that reads .parquet or .zst files.
+        If a module is missing that reads tables, .parquet or .zst files.
     MemoryError
         If there is too little memory for one slab: give more `slabs`.
 
     Notes
     -----
     Parts are read once, and copied to temporary files in a hidden folder beside `path`; then slabs
-    are built one by one. The device's memory holds one slab (150 bytes per nonzero of three modes
-    on a CPU), and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros
-    makes a long slab. The disk holds, beside the final folder, one copy of the records, and before
-    that another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a
-    process that is killed leaves the hidden folder, whose name ends with ".part"; the next call for
-    the same `path` on that machine removes it.
+    are built one by one. While a table is read, memory holds one part of it, about as much again
+    to number it, and all labels: some 120 bytes for each that is text. Then the device's memory
+    holds one slab (150 bytes per nonzero of three modes on a CPU), and 32 bytes per row of the
+    longest mode. Rows are not split: one with many nonzeros makes a long slab. The disk holds,
+    beside the final folder, one copy of the records, and before that another ``4 * ndim + 8`` bytes
+    per given nonzero. A call that fails removes its files; a process that is killed leaves the
+    hidden folder, whose name ends with ".part"; the next call for the same `path` on that machine
+    removes it.
 
     The folder has a file "slabs.json" and, for each slab, a file as of `save`, in which arrays
     begin at multiples of 4096 bytes.
@@ -363,6 +381,17 @@ def save_slabs(
     >>> open_slabs(path)
     <FlycooTensor: shape=(3, 2, 3), dtype=float64, nnz=6, layout='replicated', device='cpu', \
 slabs=2>
+
+    A table in parts, which may be those of a file (``pandas.read_csv(path, chunksize=10**6)``):
+
+    >>> import pandas as pd
+    >>> def read_tables():
+    ...     for day in range(3):
+    ...         yield pd.DataFrame({"shop": ["b", "a"], "day": day, "price": [0.5, 3.0]})
+    >>> path = os.path.join(tempfile.mkdtemp(), "sales.flycoo")
+    >>> save_slabs(path, read_tables(), modes=["shop", "day"], values="price")
+    >>> open_slabs(path).labels["shop"].tolist()
+    ['a', 'b']
     """
     labelled = None
     if modes is None:

@@ -60,6 +60,12 @@ def check_columns(columns: Iterable[str], names: Sequence[str], table: Any, hint
             raise ValueError(f"{table} has {count_text} {name!r}, expected one of {listed}{hint}")
 
 
+def is_table(df: Any) -> bool:
+    """Return whether `df` is a frame of pandas or polars, a data set, or a stream of Arrow."""
+    names = ("iloc", "collect_schema", "scanner", "__arrow_c_stream__")
+    return any(hasattr(df, name) for name in names)
+
+
 def open_table(
     df: Any, modes: Sequence[str], values: str | None = None, argument: str = "df"
 ) -> dict[str, Any]:
