@@ -421,11 +421,12 @@ class Vocabulary:
 
     def mark_used(self, codes: np.ndarray) -> None:
         """Say which labels occur: those with these numbers, and those of other calls."""
-        is_used = np.zeros(self._size, bool)
-        if self._is_used is not None:
-            is_used[: self._is_used.size] = self._is_used
-        is_used[codes] = True
-        self._is_used = is_used
+        if self._is_used is None:
+            self._is_used = np.zeros(0, bool)
+        num_new = self._size - self._is_used.size
+        if num_new:
+            self._is_used = np.append(self._is_used, np.zeros(num_new, bool))
+        self._is_used[codes] = True
 
     def sort(self) -> tuple[ColumnLabels, np.ndarray]:
         """Return the sorted labels that occur, and the index of each one's number: uint32."""
@@ -434,9 +435,10 @@ class Vocabulary:
         entries = self._entries
         numbers: np.ndarray = self._numbers
         if self._number_of_text:
-            texts = np.array(list(self._number_of_text), object)
-            numbers = np.argsort(texts, kind="stable")
-            entries = texts[numbers]
+            pa = require_pyarrow()
+            texts = pa.array(self._number_of_text, "large_string")
+            numbers = pa.compute.sort_indices(texts).to_numpy()  # twice as fast as NumPy
+            entries = np.array(list(self._number_of_text), object)[numbers]
         if self._is_used is not None:
             is_kept = self._is_used[numbers]
             entries = entries[is_kept]

@@ -21,6 +21,7 @@ from .table_rows import (
     log_dropped,
     number_column,
     open_table,
+    read_rows,
     read_values,
 )
 
@@ -71,8 +72,8 @@ class TableParts:
         self._hint = hint
         self._argument = argument
         self._vocabularies = {name: Vocabulary(name) for name in modes if name not in labels}
-        self._checked_labels: dict[str, ColumnLabels] = {}  # those that are given
-        self.num_rows = 0  # that have been read, incomplete ones too
+        self._known_labels: dict[str, ColumnLabels] = {}  # of a whole table, or given
+        self._num_rows = 0  # that have been read, incomplete ones too
         self._num_complete = 0
 
     def iterate(self) -> Iterator[NumberedRows]:
@@ -80,21 +81,39 @@ class TableParts:
         columns = list_columns(self._modes, self._values)
         parts = list_parts(self._df, columns, self._argument)
         if parts is None:
-            yield self._read(self._df, self._argument)
+            yield self._read_whole()
         else:  # `map` holds no part while the next one is made
             yield from map(self._read_part, itertools.count(), parts)
-        log_dropped(self.num_rows - self._num_complete, self.num_rows)
+        log_dropped(self._num_rows - self._num_complete, self._num_rows)
         self._require_rows()
+
+    def _read_whole(self) -> NumberedRows:
+        """Read a table in one piece, whose labels are known at once."""
+        columns = open_table(self._df, self._modes, self._values, self._argument)
+        self._num_rows = len(columns[self._modes[0]])
+        coded, values = read_rows(
+            columns,
+            self._modes,
+            self._values,
+            self._given_labels,
+            self._missing,
+            self._advice,
+            self._hint,
+        )
+        self._known_labels = {name: column.labels for name, column in coded.items()}
+        codes = [column.codes.view(np.uint32) for column in coded.values()]
+        self._num_complete = codes[0].size
+        return NumberedRows(codes, values)
 
     def _read_part(self, number: int, table: Any) -> NumberedRows:
         """Read one part; its errors name it."""
         with name_errors(f"part {number} of {self._argument}"):
-            return self._read(table, "it")
+            return self._number_rows(table)
 
-    def _read(self, table: Any, argument: str) -> NumberedRows:
-        """Read the rows of a table, and number them."""
-        columns = open_table(table, self._modes, self._values, argument)
-        self.num_rows += len(columns[self._modes[0]])
+    def _number_rows(self, table: Any) -> NumberedRows:
+        """Read the rows of a part, and number them."""
+        columns = open_table(table, self._modes, self._values, "it")
+        self._num_rows += len(columns[self._modes[0]])
         values = None
         if self._values is not None:
             values = read_values(columns[self._values], self._values)
@@ -116,7 +135,7 @@ class TableParts:
         """Number the rows of a mode's column: int32, -1 if an entry is missing."""
         if name in self._vocabularies:
             return self._vocabularies[name].number(column)
-        codes, self._checked_labels[name] = number_column(column, name, self._given_labels)
+        codes, self._known_labels[name] = number_column(column, name, self._given_labels)
         return codes
 
     def _require_rows(self) -> None:
@@ -125,7 +144,7 @@ class TableParts:
             return
         reason = "no rows"
         hint = ""
-        if self.num_rows:
+        if self._num_rows:
             reason = "no row without a missing entry"
         elif isinstance(self._df, Iterator):
             kind = type(self._df).__name__
@@ -136,8 +155,8 @@ class TableParts:
         """Return the labels of each mode; called once, after all parts have been read."""
         sorted_labels = {}
         for name in self._modes:
-            if name in self._checked_labels:
-                labels = self._checked_labels[name]
+            if name in self._known_labels:
+                labels = self._known_labels[name]
                 same = np.arange(labels.entries.size, dtype=np.uint32)
                 sorted_labels[name] = SortedLabels(labels, same)
             else:
@@ -161,7 +180,7 @@ def list_parts(df: Any, columns: Sequence[str], argument: str) -> Iterable[Any] 
 
 
 def scan(dataset: Any, columns: Sequence[str], argument: str) -> Iterator[Any]:
-    """Yield some columns of a data set of Arrow, some rows at a time, at first none.
+    """Yield some columns of a data set of Arrow, some rows at a time.
 
     Of .parquet files a row group is read when it is asked for: Arrow's own scan reads ahead, and
     holds all of a file up to its end.
@@ -171,9 +190,8 @@ def scan(dataset: Any, columns: Sequence[str], argument: str) -> Iterator[Any]:
     row_groups = _list_row_groups(dataset)
     if row_groups is None:
         batches = dataset.to_batches(columns=names, batch_readahead=1, fragment_readahead=1)
-        return _take_columns(batches, names, dataset.schema)
-    tables = (group.to_table(dataset.schema, columns=names) for group in row_groups)
-    return _lead_with_types(tables, names, dataset.schema)
+        return _take_columns(batches, names)
+    return (group.to_table(dataset.schema, columns=names) for group in row_groups)
 
 
 def _list_row_groups(dataset: Any) -> Iterator[Any] | None:
@@ -200,22 +218,14 @@ def _read_stream(df: Any, columns: Sequence[str], argument: str) -> Iterator[Any
     if not isinstance(df, pa.RecordBatchReader):
         reader = pa.RecordBatchReader.from_stream(df)
     check_columns(columns, reader.schema.names, argument)
-    return _take_columns(reader, list(columns), reader.schema)
+    return _take_columns(reader, list(columns))
 
 
-def _take_columns(batches: Iterable[Any], names: list[str], schema: Any) -> Iterator[Any]:
-    """Yield a table of some columns for each batch, at first one without rows."""
+def _take_columns(batches: Iterable[Any], names: list[str]) -> Iterator[Any]:
+    """Yield a table of some columns for each batch."""
     pa = require_pyarrow()
-    taken = pa.schema([schema.field(name) for name in names])
 
     def take(batch: Any) -> Any:
-        return pa.Table.from_batches([batch.select(names)], taken)
+        return pa.Table.from_batches([batch.select(names)])
 
-    # `map` holds no batch while the next one is made.
-    return _lead_with_types(map(take, batches), names, schema)
-
-
-def _lead_with_types(tables: Iterable[Any], names: list[str], schema: Any) -> Iterator[Any]:
-    """Yield a table without rows, which has the columns' types, before others, if there are any."""
-    taken = require_pyarrow().schema([schema.field(name) for name in names])
-    return itertools.chain([taken.empty_table()], tables)
+    return map(take, batches)  # it holds no batch while the next one is made
