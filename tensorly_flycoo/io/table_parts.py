@@ -210,10 +210,12 @@ def _list_row_groups(dataset: Any) -> Iterator[Any] | None:
 def _read_stream(df: Any, columns: Sequence[str], argument: str) -> Iterator[Any]:
     """Yield some columns of an object with Arrow's stream interface, batch by batch."""
     pa = require_pyarrow()
-    if hasattr(df, "to_arrow_reader") and hasattr(df, "project"):  # of DuckDB
+    if hasattr(df, "project") and hasattr(df, "fetch_record_batch"):  # of DuckDB
         check_columns(columns, df.columns, argument)
         quoted = ['"{}"'.format(name.replace('"', '""')) for name in columns]
-        df = df.project(", ".join(quoted)).to_arrow_reader(_BATCH_ROWS)
+        relation = df.project(", ".join(quoted))
+        read = getattr(relation, "to_arrow_reader", relation.fetch_record_batch)  # as of DuckDB 1
+        df = read(_BATCH_ROWS)
     reader = df
     if not isinstance(df, pa.RecordBatchReader):
         reader = pa.RecordBatchReader.from_stream(df)

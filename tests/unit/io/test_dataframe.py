@@ -698,9 +698,22 @@ class Relation(Stream):
     def project(self, names):
         return Relation(self._table[names.replace('"', "").split(", ")])
 
-    def to_arrow_reader(self, batch_size):
+    def fetch_record_batch(self, batch_size):
         assert batch_size > 1000
         return make_reader(self._table, None)
+
+
+class NewRelation(Relation):
+    """As of DuckDB 2, where the other name is deprecated."""
+
+    def project(self, names):
+        return NewRelation(super().project(names)._table)
+
+    def to_arrow_reader(self, batch_size):
+        return super().fetch_record_batch(batch_size)
+
+    def fetch_record_batch(self, batch_size):
+        raise DeprecationWarning
 
 
 PARTS = {
@@ -714,6 +727,7 @@ PARTS = {
     "reader": make_reader,
     "stream": lambda table, _: Stream(table),
     "relation": lambda table, _: Relation(table),
+    "new relation": lambda table, _: NewRelation(table),
     "chunks of a file": read_chunks,
 }
 
