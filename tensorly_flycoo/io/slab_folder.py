@@ -545,11 +545,10 @@ def _open_table(
         hint = "to keep zeros for observed_parafac, call from_dataframe"
         raise ValueError(f"zeros is {zeros!r}, expected 'raise' or 'drop': {hint}")
     given_labels = check_labels(labels, modes)
-    paths = parts
     if isinstance(parts, str | os.PathLike):
-        paths = [parts]
-    if isinstance(paths, list | tuple) and all(isinstance(p, str | os.PathLike) for p in paths):
-        parts = _scan_files(paths, list_columns(modes, values))
+        parts = [parts]
+    if isinstance(parts, list | tuple) and parts and isinstance(parts[0], str | os.PathLike):
+        parts = _scan_files(parts, list_columns(modes, values))
     table = TableParts(parts, modes, values, given_labels, missing, argument="parts")
     return _Table(table, values, given_labels, missing == "unknown", zeros == "drop")
 

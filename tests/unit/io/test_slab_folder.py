@@ -792,6 +792,7 @@ def test_tables_that_are_refused(path):
         (parts, {"modes": ["k"], "values": "v"}, ValueError, "part 1 of parts: it has no column"),
         ([table, 3], {"modes": ["k"]}, TypeError, "part 1 of parts: it is a int, expected a tab"),
         (iter([]), {"modes": ["k"]}, ValueError, "parts has no rows, .* gives its parts once"),
+        ([], {"modes": ["k"]}, ValueError, "parts has no rows, expected at least one$"),
         (__file__, {"modes": ["k"]}, ValueError, "test_slab_folder.py is not .parquet: pass its"),
         (split(make_problem(SHAPE, 9)), {"modes": ["k"]}, TypeError, "it is a tuple, expected a"),
     ]:  # fmt: skip
