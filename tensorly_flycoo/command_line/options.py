@@ -11,7 +11,8 @@ import argparse
 from pathlib import Path
 
 from ..base.value_dtypes import VALUE_DTYPES
-from ..io.dataframe import AGGREGATES, MISSING
+from ..io.dataframe import AGGREGATES
+from ..io.table_rows import MISSING
 from ..loop.losses import EXACT_LOSSES
 
 #: Random starts, of which the best run is kept.

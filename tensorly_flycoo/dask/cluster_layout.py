@@ -16,7 +16,14 @@ from ..format.groups import find_groups, find_longest_mode
 from ..format.packing import Groups, RecordFormat
 from ..io.entries import find_places
 from ..io.parts import find_least_shape
-from ..spread.building import SlabBuilder, arrange_slab, count_in_blocks, sort_bucket, split_records
+from ..spread.building import (
+    SlabBuilder,
+    arrange_slab,
+    count_in_blocks,
+    number_buckets,
+    sort_bucket,
+    split_records,
+)
 from ..spread.memory import TensorSizes, choose_common
 from ..spread.row_shards import RowShards
 from ..spread.slab_layout import Slab
@@ -344,13 +351,14 @@ def split_partitions(
     no_records = np.empty((0, record_format.num_words), record_format.word_dtype)
     records = {bucket: [no_records] for bucket in wanted}
     tables = {bucket: [(-1, 0)] for bucket in wanted}
+    bucket_of_row = number_buckets(buckets)
     for number in sorted(site.partitions):
         partition = site.partitions.pop(number)
         if partition.values.size == 0:
             continue
         coords = np.stack([_place(partition, mode, labels) for mode in range(record_format.ndim)])
         packed, *_ = site.engine.pack(coords, partition.values, record_format)
-        parts = split_records(move(packed, np), buckets, record_format)
+        parts = split_records(move(packed, np), bucket_of_row, record_format)
         for bucket in wanted:
             part = parts[bucket]
             if part.size:

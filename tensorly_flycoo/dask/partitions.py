@@ -10,18 +10,19 @@ import numpy as np
 from distributed import get_worker
 
 from ..base.checks import check_inside, check_shape
-from ..io.dataframe import (
+from ..io.entries import ColumnLabels, require_pyarrow
+from ..io.files import name_errors
+from ..io.parts import Reading, find_least_shape
+from ..io.places import list_files, open_parquet
+from ..io.table_rows import (
     check_columns,
     list_columns,
+    log_dropped,
     open_table,
     read_indices,
     read_rows,
     refuse_zeros,
 )
-from ..io.entries import ColumnLabels, require_pyarrow
-from ..io.files import name_errors
-from ..io.parts import Reading, find_least_shape
-from ..io.places import list_files, open_parquet
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
 _PARTITION_ROWS = 2**21
@@ -73,6 +74,8 @@ class TableReader:
         else:
             coded, values = read_rows(columns, self.modes, self.values, {}, self.missing)
             coords = np.stack([column.codes for column in coded.values()])
+            num_rows = len(columns[self.modes[0]])
+            log_dropped(num_rows - coords.shape[1], num_rows)
             entries = tuple(column.labels for column in coded.values())
             shape = tuple(labels.entries.size for labels in entries)
         if values is None:

@@ -14,10 +14,10 @@ from numpy.typing import DTypeLike
 
 from ..base.checks import check_choice
 from ..base.watching import watched
-from ..io.dataframe import MISSING, check_modes
 from ..io.parts import Reading
 from ..io.places import FilePath, list_files
 from ..io.slab_folder import Index, add_labels
+from ..io.table_rows import MISSING, check_modes
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
 from .cluster_tensor import ClusterTensor, Pool, SlabSource, Source

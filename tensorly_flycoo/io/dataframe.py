@@ -1,15 +1,13 @@
 """Make a tensor from a table: columns become modes, entries indices."""
 
-import contextlib
 import inspect
-import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..base.checks import MAX_MODE_SIZE, check_choice, check_values, num_cells, warn
+from ..base.checks import check_choice, num_cells, warn
 from ..base.watching import watched
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels
@@ -22,28 +20,12 @@ from .absent_blocks import (
     find_absent,
     suspect_absent,
 )
-from .entries import (
-    CodedColumn,
-    ColumnLabels,
-    convert_column,
-    drop_unused,
-    find_places,
-    list_ordered,
-    number_entries,
-    place_entries,
-    require_pyarrow,
-    unite_labels,
-)
-from .files import name_errors
+from .entries import ColumnLabels, list_ordered
+from .table_parts import TableParts
+from .table_rows import DROP_ADVICE, MISSING, check_modes, refuse_zeros
 
 AGGREGATES = ("sum", "mean", "last", "max", "count")
-MISSING = ("raise", "drop")
 ZEROS = ("raise", "drop", "keep")
-
-_DROP_ADVICE = 'drop or fill the missing ones, or pass missing="drop"'
-
-#: Names of columns that an error lists.
-_MOST_LISTED = 20
 
 #: What is stored for a 0 that is kept, relative to the largest value: below its rounding error.
 _KEPT_ZERO = 2.0**-64
@@ -76,11 +58,13 @@ def from_dataframe(
 
     Parameters
     ----------
-    df : DataFrame or LazyFrame of pandas or polars, pyarrow.Table, or DuckDB relation
-        Or whatever has Arrow's stream interface (``__arrow_c_stream__``); of that and of a
-        LazyFrame, only the named columns are read. Or a table in parts, of which one at a time is
-        in memory: a list or iterator of tables, such as ``pandas.read_csv(path, chunksize=10**6)``,
-        or a data set of Arrow, ``pyarrow.dataset.dataset(folder)``.
+    df : DataFrame or LazyFrame of pandas or polars, or pyarrow.Table
+        Of a LazyFrame only the named columns are read. Or a table in parts, of which one at a time
+        is in memory: a list or iterator of tables, such as
+        ``pandas.read_csv(path, chunksize=10**6)``; a pyarrow.RecordBatchReader, a DuckDB relation,
+        or whatever else has Arrow's stream interface (``__arrow_c_stream__``), batch by batch; or a
+        data set of Arrow, ``pyarrow.dataset.dataset(folder)``, of .parquet files by row groups.
+        Iterators and readers are read once.
     modes : sequence of str
         The column of each mode.
     values : str, optional
@@ -114,11 +98,12 @@ def from_dataframe(
     ImportError
         If pyarrow is missing.
     TypeError
-        If `df` is not such a table, its parts have labels of different kinds, `modes` is a single
-        text, `labels` is not a dict, the entries of a column are neither numbers, text nor dates,
-        or the values are not numbers.
+        If `df`, or a part of it, is not such a table, its parts have labels of different kinds,
+        `modes` is a single text, `labels` is not a dict, the entries of a column are neither
+        numbers, text nor dates, or the values are not numbers.
     ValueError
-        If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left;
+        If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left,
+        or an iterator has been read before;
         an entry or value is missing, a value is not finite, an integer that float64 does not hold,
         or a cell is 0; `labels` names other
         columns, or repeats a label, or an entry is not among them; `aggregate`, `missing` or
@@ -136,8 +121,10 @@ def from_dataframe(
     Warnings in the log say how many rows are left out, and which modes have nearly as many labels
     as the table has rows: rounded times (``df["time"].dt.floor("D")``) make better modes.
 
-    Needs pyarrow. Beside coords and values, this takes two temporary columns of 8 bytes per row; of
-    a table in parts, another copy of the coords. Labels do not depend on the parts.
+    Needs pyarrow. Beside the tensor and what building it takes, memory holds ``12 * ndim + 16``
+    bytes per row, some 120 per label that is text, and of a table in parts one part, and about as
+    much again while it is numbered. Labels do not depend on the parts; errors name the part.
+    `save_slabs` takes the same tables if the tensor itself is larger than memory.
     All aggregates but "sum" and "count" sort the rows, and so does a warning of added values.
 
     Examples
@@ -151,6 +138,13 @@ def from_dataframe(
            [2., 1.]])
     >>> labels["shop"].tolist(), labels["day"].tolist()
     (['a', 'b'], [7, 9])
+
+    The same from parts, of which one at a time is in memory:
+
+    >>> parts = (sales[start : start + 2] for start in (0, 2))
+    >>> from_dataframe(parts, ["shop", "day"]).to_coo().todense()
+    array([[0., 1.],
+           [2., 1.]])
 
     New sales, with the shops of the old:
 
@@ -172,22 +166,21 @@ def from_dataframe(
         if row_rule == "unknown":
             zeros = "keep"
     check_choice(zeros, "zeros", ZEROS)
-    given_labels = _check_labels(labels, modes)
+    given_labels = check_labels(labels, modes)
 
     # Number the entries of each mode.
-    advice = _DROP_ADVICE
+    advice = DROP_ADVICE
     hint = ', or missing="unknown" if cells without a row are'
     if missing is not None and missing not in MISSING:  # it says what is unknown already
         hint = ""
         advice = "drop or fill such rows first, as by df.dropna(subset=[{name!r}])"
-    coded, numbers = _read_tables(df, modes, values, given_labels, row_rule, advice, hint)
-    coords = np.stack([column.codes for column in coded.values()])
-    mode_labels = {name: column.labels.entries for name, column in coded.items()}
+    table = TableParts(df, modes, values, given_labels, row_rule, advice=advice, hint=hint)
+    coords, numbers, column_labels = _collect(table)
+    mode_labels = {name: column.entries for name, column in column_labels.items()}
     shape = [entries.size for entries in mode_labels.values()]
     has_values = numbers is not None and aggregate != "count"
-    num_rows = coords.shape[1]
     if not given_labels:
-        _warn_of_many_labels(mode_labels, num_rows)
+        warn_of_many_labels(mode_labels, coords.shape[1])
 
     # Which cells without a row are unknown?
     if has_values and missing in (None, "drop"):
@@ -223,7 +216,7 @@ def from_dataframe(
             coords, _, num_repeated = _merge(coords, numbers, shape, aggregate)
         _warn_of_added_values(num_repeated, coords.shape[1])
 
-    ordered = [*list_ordered(coded), *getattr(labels, "ordered", ())]
+    ordered = [*list_ordered(column_labels), *getattr(labels, "ordered", ())]
     labels_of_modes = Labels(mode_labels, ordered=ordered)
     value_column = values if has_values else None
     return LabelledTensor(tensor, labels_of_modes, unknown, value_column)
@@ -237,7 +230,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise TypeError(f"from_dataframe has no argument {name!r}; further ones are {known}")
 
 
-def _check_labels(labels: Any, modes: Sequence[str]) -> Mapping[str, Any]:
+def check_labels(labels: Any, modes: Sequence[str]) -> Mapping[str, Any]:
     """Return the labels that the user gives, by column; refuse those of other columns."""
     if labels is None:
         return {}
@@ -267,75 +260,26 @@ def _warn_of_single_gaps(
         warn(describe_single_gaps(tensor.nnz, num_measured, blocks))
 
 
-def _read_tables(
-    df: Any,
-    modes: Sequence[str],
-    values: str | None,
-    labels: Mapping[str, Any],
-    missing: str,
-    advice: str,
-    hint: str,
-) -> tuple[dict[str, CodedColumn], np.ndarray | None]:
-    """Do as `read_rows` with a table, or with all parts of one, read one after the other."""
-    num_rows = 0  # of the table: incomplete rows are left out of the parts
-    parts: list[dict[str, CodedColumn]] = []
-    part_values: list[np.ndarray] = []
-    are_parts, tables = _list_tables(df, list_columns(modes, values))
-    for number, table in enumerate(tables):
-        place: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if are_parts:
-            place = name_errors(f"part {number} of df")
-        with place:
-            columns = open_table(table, modes, values)
-            coded, numbers = read_rows(columns, modes, values, labels, missing, advice, hint)
-        num_rows += len(columns[modes[0]])
-        parts.append(coded)
-        if numbers is not None:
-            part_values.append(numbers)
-    num_complete = sum(part[modes[0]].codes.size for part in parts)
-    if num_complete == 0:
-        reason = "no rows"
-        if num_rows:
-            reason = "no row without a missing entry"
-        raise ValueError(f"df has {reason}, expected at least one")
-    if len(parts) == 1:
-        return coded, numbers  # of the only part
-    united = {}
-    for name in modes:
-        columns_of_parts = [part[name] for part in parts]
-        united[name] = _unite_columns(columns_of_parts, name, has_own_labels=name not in labels)
-    if values is None:
-        return united, None
-    return united, np.concatenate(part_values)
-
-
-def _unite_columns(parts: Sequence[CodedColumn], name: str, has_own_labels: bool) -> CodedColumn:
-    """Join the parts of a column, each with labels of its own or all with those of the caller."""
-    labels = parts[0].labels
-    if has_own_labels:
-        labels = unite_labels([part.labels for part in parts], name)
-    codes = []
-    for part in parts:
-        if part.codes.size:
-            places = find_places(part.labels.entries, labels.entries)
-            codes.append(places[part.codes])
-    return CodedColumn(np.concatenate(codes), labels)
-
-
-def _list_tables(df: Any, columns: Sequence[str]) -> tuple[bool, Iterable[Any]]:
-    """Return whether `df` is a table in parts, and these; a table in one piece is the only part."""
-    if isinstance(df, list | tuple | Iterator) and not hasattr(df, "__arrow_c_stream__"):
-        return True, df
-    if hasattr(df, "to_batches") and hasattr(df, "scanner"):  # a data set of Arrow
-        pa = require_pyarrow()
-        check_columns(columns, df.schema.names, "df")
-        schema = pa.schema([df.schema.field(name) for name in columns])
-        batches = df.to_batches(columns=list(columns))
-        parts = (pa.Table.from_batches([batch], schema) for batch in batches)
-        # A first part without rows has the types of the columns, also if there are no batches.
-        empty_part = schema.empty_table()
-        return True, itertools.chain([empty_part], parts)
-    return False, [df]
+def _collect(
+    table: TableParts,
+) -> tuple[np.ndarray, np.ndarray | None, dict[str, ColumnLabels]]:
+    """Read a table; return its coords, its values, and the labels of each mode."""
+    parts = list(table.iterate())
+    sorted_labels = table.sort_labels()
+    num_rows = sum(part.codes[0].size for part in parts)
+    coords = np.empty((len(sorted_labels), num_rows), np.int64)
+    for mode, (_, indices) in enumerate(sorted_labels.values()):
+        start = 0
+        for part in parts:
+            codes = part.codes[mode]
+            stop = start + codes.size
+            coords[mode, start:stop] = indices[codes]
+            start = stop
+    labels = {name: column.labels for name, column in sorted_labels.items()}
+    part_values = [part.values for part in parts if part.values is not None]
+    if not part_values:
+        return coords, None, labels
+    return coords, np.concatenate(part_values), labels
 
 
 def _check_missing(
@@ -360,7 +304,7 @@ def _check_missing(
     return "raise", blocks
 
 
-def _warn_of_many_labels(mode_labels: Mapping[str, np.ndarray], num_rows: int) -> None:
+def warn_of_many_labels(mode_labels: Mapping[str, np.ndarray], num_rows: int) -> None:
     """Log which modes have nearly as many labels as the table has rows."""
     if num_rows < _MANY_ROWS:
         return
@@ -400,87 +344,6 @@ def _mask_blocks(
     return make_mask(cells, mask_shape)
 
 
-def read_rows(
-    columns: Mapping[str, Any],
-    modes: Sequence[str],
-    values: str | None,
-    labels: Mapping[str, Sequence[Any] | np.ndarray],
-    missing: str,
-    advice: str = _DROP_ADVICE,
-    hint: str = "",
-) -> tuple[dict[str, CodedColumn], np.ndarray | None]:
-    """Return the coded column of each mode of an open table, and the values, or None.
-
-    `missing` "drop" leaves out incomplete rows, and "unknown" those that lack the value only; other
-    incomplete rows are refused. The error ends with the `advice`, in which {name} is the column,
-    and for values with the `hint`.
-    """
-    check_choice(missing, "missing", (*MISSING, "unknown"))
-    coded = {name: number_entries(columns[name], name) for name in modes}
-    for name, given_labels in labels.items():
-        column = coded[name]
-        codes, entries = place_entries(name, column.codes, column.labels.entries, given_labels)
-        new_labels = ColumnLabels(entries, column.labels.zone)
-        coded[name] = CodedColumn(codes, new_labels)
-    numbers = None
-    if values is not None:
-        numbers = read_values(columns[values], values)
-
-    is_missing = {name: column.codes < 0 for name, column in coded.items()}
-    if numbers is not None and values is not None:
-        has_no_entry = is_missing.get(values, False)  # a column may be both a mode and the values
-        is_missing[values] = np.isnan(numbers) | has_no_entry
-    gaps = {name: rows for name, rows in is_missing.items() if rows.any()}
-    _refuse_gaps(gaps, values, missing, advice, hint)
-    if not gaps:
-        return coded, numbers
-
-    is_incomplete = np.logical_or.reduce(list(gaps.values()))
-    is_kept = ~is_incomplete
-    for name, column in coded.items():
-        codes = column.codes[is_kept]
-        if name in labels:  # all labels of the caller are kept
-            coded[name] = CodedColumn(codes, column.labels)
-        else:
-            coded[name] = drop_unused(codes, column.labels)
-    if numbers is not None:
-        numbers = numbers[is_kept]
-    num_dropped = int(is_incomplete.sum())
-    text = "left out %d of %d rows: an entry or value is missing"
-    _logger.warning(text, num_dropped, is_incomplete.size)
-    return coded, numbers
-
-
-def _refuse_gaps(
-    gaps: Mapping[str, np.ndarray], values: str | None, missing: str, advice: str, hint: str
-) -> None:
-    """Refuse rows without an entry or a value, if `missing` does not allow to leave them out."""
-    if missing == "drop":
-        return
-    for name, rows in gaps.items():
-        kind = "entry"
-        if name == values:
-            if missing == "unknown":
-                continue
-            kind = "value"
-            advice += hint
-        first_row = int(np.argmax(rows))
-        raise ValueError(
-            f"column {name!r} has no {kind} in row {first_row}, expected one in every row; "
-            f"{advice.format(name=name)}"
-        )
-
-
-def refuse_zeros(numbers: np.ndarray, values: str | None, hint: str = "") -> None:
-    """Refuse values of 0, which a sparse tensor does not store; `hint` names other ways out."""
-    num_zeros = numbers.size - np.count_nonzero(numbers)
-    if num_zeros:
-        raise ValueError(
-            f"{num_zeros} of {numbers.size} values of column {values!r} are 0: pass "
-            f'zeros="drop" if cells without a row are 0 too{hint}'
-        )
-
-
 def keep_zeros(numbers: np.ndarray) -> np.ndarray:
     """Return values with a number in place of each 0 that is stored and hardly differs from 0.
 
@@ -492,92 +355,6 @@ def keep_zeros(numbers: np.ndarray) -> np.ndarray:
     largest = abs(numbers).max(initial=0) or 1.0
     kept_zero = _KEPT_ZERO * largest
     return np.where(numbers == 0, kept_zero, numbers)
-
-
-def check_modes(modes: Iterable[str]) -> list[str]:
-    """Return the names of columns as a list; refuse a single string, and repeated names."""
-    if isinstance(modes, str):
-        raise TypeError(f"modes is {modes!r}, expected a list of column names, like [{modes!r}]")
-    modes = list(modes)
-    if not modes or len(set(modes)) < len(modes):
-        raise ValueError(f"modes is {modes}, expected distinct column names, at least one")
-    return modes
-
-
-def list_columns(modes: Iterable[str], values: str | None) -> list[str]:
-    """List the columns to read, each once."""
-    columns = dict.fromkeys(modes)
-    if values is not None:
-        columns[values] = None
-    return list(columns)
-
-
-def check_columns(columns: Iterable[str], names: Sequence[str], table: Any, hint: str = "") -> None:
-    """Refuse columns that are not exactly once among the `names` of a table."""
-    all_names = list(names)
-    for name in columns:
-        count = all_names.count(name)
-        if count != 1:
-            count_text = "no column"
-            if count:
-                count_text = f"{count} columns"
-            listed = str(all_names[:_MOST_LISTED])
-            if len(all_names) > _MOST_LISTED:
-                listed = f"its {len(all_names):,} columns, such as {all_names[:3]}"
-            raise ValueError(f"{table} has {count_text} {name!r}, expected one of {listed}{hint}")
-
-
-def open_table(df: Any, modes: Sequence[str], values: str | None = None) -> dict[str, Any]:
-    """Read columns of a table as Arrow arrays; raise if `df` is no table, or lacks one of them."""
-    columns = list_columns(modes, values)
-    if hasattr(df, "collect_schema"):  # of polars
-        check_columns(columns, df.collect_schema().names(), "df")
-        frame = df.lazy().select(columns).collect()
-        return {name: convert_column(frame[name], name) for name in columns}
-    is_pandas = hasattr(df, "iloc")  # also a series, which is no table
-    if is_pandas and hasattr(df, "columns"):
-        names = list(df.columns)
-        advice = _advise(df, modes, values, names)
-        check_columns(columns, names, "df", advice)
-        return {name: convert_column(df[name], name) for name in columns}
-    if hasattr(df, "__arrow_c_stream__") and not is_pandas:
-        return _read_stream(df, columns)
-    expected = "a table of pandas, polars, Arrow or DuckDB"
-    if is_pandas:
-        expected += ": pass df.reset_index()"
-    raise TypeError(f"df is a {type(df).__name__}, expected {expected}")
-
-
-def _read_stream(df: Any, columns: Sequence[str]) -> dict[str, Any]:
-    """Read some columns of an object with Arrow's stream interface, batch by batch."""
-    pa = require_pyarrow()
-    reader = pa.RecordBatchReader.from_stream(df)
-    check_columns(columns, reader.schema.names, "df")
-    schema = pa.schema([reader.schema.field(name) for name in columns])
-    batches = (batch.select(columns) for batch in reader)  # the rest of a batch is freed
-    table = pa.Table.from_batches(batches, schema)
-    return {name: table[name] for name in columns}
-
-
-def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[str]) -> str:
-    """Say what to call on a pandas frame that lacks columns: it is a pivot, or has an index."""
-    absent = [name for name in modes if name not in names]
-    index_names = df.index.names
-    # A pivot has a column for each label of one mode.
-    pivoted = [name for name in absent if name in df.columns.names]
-    if not pivoted and values is not None and values not in names:
-        pivoted = [name for name in absent if name not in index_names]
-    if pivoted:
-        id_columns = [name for name in modes if name != pivoted[0]]
-        frame = "df"
-        if not {*id_columns}.isdisjoint(index_names):
-            frame = "df.reset_index()"
-        value_name = values or "value"
-        call = f"melt({id_columns}, var_name={pivoted[0]!r}, value_name={value_name!r})"
-        return f"; if the columns are labels of {pivoted[0]!r}, pass {frame}.{call}.dropna()"
-    if not {*absent}.isdisjoint(index_names):
-        return "; pass df.reset_index()"
-    return ""
 
 
 def _must_merge(numbers: np.ndarray, aggregate: str | None, zeros: str) -> bool:
@@ -621,100 +398,3 @@ def _merge(
     if aggregate == "mean":
         sums /= counts
     return cells, sums.astype(grouped.dtype), num_repeated
-
-
-def read_indices(column: Any, name: str) -> np.ndarray:
-    """Return the integers of a column of Arrow as int64; refuse other entries, and missing ones."""
-    if column.null_count:
-        raise ValueError(f"column {name!r} has {column.null_count} missing entries, expected none")
-    indices = _decode(column).to_numpy(zero_copy_only=False)
-    if indices.dtype.kind not in "iu":
-        raise TypeError(
-            f"column {name!r} is of {indices.dtype}, expected integers without missing ones; other "
-            "labels are numbered by tensorly_flycoo.from_dataframe, on a cluster by "
-            "tensorly_flycoo.dask.read_parquet without indices=True"
-        )
-    largest = indices.max(initial=0)
-    if largest >= MAX_MODE_SIZE:  # uint64 may not fit int64
-        raise ValueError(f"column {name!r} holds the index {largest}, expected less than 2**32")
-    return indices.astype(np.int64, copy=False)
-
-
-def _find_no_number(column: Any) -> str | None:
-    """Return the first text of a column that is no number, or else the last; None without any."""
-    last = None
-    for scalar in column:
-        text = scalar.as_py()
-        if text is None:
-            continue
-        last = text
-        try:
-            float(text)
-        except ValueError:
-            break
-    return last
-
-
-def read_values(column: Any, name: str) -> np.ndarray:
-    """Return the numbers of a column of Arrow, nan if missing; refuse others, and infinite ones."""
-    types = require_pyarrow().types
-    column = _decode(column)
-    is_number = (
-        types.is_floating(column.type)
-        or types.is_integer(column.type)
-        or types.is_boolean(column.type)
-        or types.is_decimal(column.type)
-        or types.is_null(column.type)  # all are missing
-    )
-    if not is_number:
-        contents = f"entries of type {column.type}, expected numbers"
-        if "string" in str(column.type):
-            example = _find_no_number(column)
-            contents = "text"
-            if example is not None:
-                contents = f"text, such as {example!r}"
-            contents += (
-                ", expected numbers; convert it, as by "
-                'pandas.to_numeric(column, errors="coerce"), which makes nan of what is no number'
-            )
-        raise TypeError(f"column {name!r} holds {contents}")
-    if types.is_integer(column.type):
-        _refuse_rounding(column, name)
-    if not types.is_floating(column.type):  # decimals are rounded
-        column = column.cast("float64", safe=False)
-    values = column.to_numpy(zero_copy_only=False)  # null becomes nan
-    is_infinite = np.isinf(values)
-    if is_infinite.any():
-        row = int(np.argmax(is_infinite))
-        raise ValueError(f"column {name!r} is {values[row]} in row {row}, expected finite numbers")
-    return check_values(values, values.size)
-
-
-def _refuse_rounding(column: Any, name: str) -> None:
-    """Refuse integers of Arrow that float64 does not hold: some of those above 2**53."""
-    integers = column.fill_null(0).to_numpy(zero_copy_only=False)
-    largest = int(integers.max(initial=0))
-    least = int(integers.min(initial=0))
-    if max(largest, -least) <= 2**53:
-        return
-    floats = integers.astype(np.float64)
-    # Floats beyond the integers' type cast back to anything, perhaps even to the integer.
-    limit = float(np.iinfo(integers.dtype).max)
-    is_outside = floats >= limit
-    with np.errstate(invalid="ignore"):
-        cast_back = floats.astype(integers.dtype)
-    is_rounded = is_outside | (cast_back != integers)
-    if is_rounded.any():
-        row = int(np.argmax(is_rounded))
-        raise ValueError(
-            f"column {name!r} is {integers[row]} in row {row}, which float64 does not hold: "
-            "expected integers up to 2**53; pass numbers of float64 if they may be rounded"
-        )
-
-
-def _decode(column: Any) -> Any:
-    """Decode an Arrow column of a dictionary type."""
-    entry_type = getattr(column.type, "value_type", column.type)
-    if entry_type is column.type:
-        return column
-    return column.cast(entry_type)

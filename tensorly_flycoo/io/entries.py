@@ -48,10 +48,17 @@ class ColumnLabels(NamedTuple):
     categories: np.ndarray | None = None  # if they are ordered: all, also those that do not occur
 
 
+#: Texts that are Python's at a time.
+_TEXT_BLOCK = 2**15
+
+#: What is known of labels that are text.
+_TEXT = ColumnLabels(np.array([""], object))
+
+
 class CodedColumn(NamedTuple):
     """A column whose entries are numbered."""
 
-    codes: np.ndarray  # the number of each row's label, -1 if its entry is missing
+    codes: np.ndarray  # int32: the number of each row's label, -1 if its entry is missing
     labels: ColumnLabels
 
 
@@ -131,7 +138,7 @@ def number_entries(column: Any, name: str) -> CodedColumn:
     try:
         encoded, is_ordered = _encode(column)
         if len(encoded) == 0:  # Arrow does not sort empty columns of all types
-            return CodedColumn(np.empty(0, np.int64), ColumnLabels(np.empty(0, object)))
+            return CodedColumn(np.empty(0, np.int32), ColumnLabels(np.empty(0, object)))
         # Different entries of the dictionary may be one label, such as 0.0 and -0.0.
         distinct = _normalise(encoded.dictionary).dictionary_encode()
         _warn_of_merged_times(encoded.dictionary, distinct, name)
@@ -175,9 +182,14 @@ def _encode(column: Any) -> tuple[Any, bool]:
 
 
 def _look_up(labels: np.ndarray, codes: Any) -> np.ndarray:
-    """Return the label that each of Arrow's codes points to, -1 for null."""
-    numbers = codes.cast("int64").fill_null(-1).to_numpy()
-    return np.append(labels, -1)[numbers]  # -1 points to the appended -1
+    """Return the label that each of Arrow's codes points to, -1 for null; as int32."""
+    numbers = codes.cast("int32").fill_null(-1).to_numpy()
+    return _append_missing(labels)[numbers]
+
+
+def _append_missing(numbers: np.ndarray) -> np.ndarray:
+    """Append -1, to which the code -1 then points, that of a missing entry; as int32."""
+    return np.append(numbers, -1).astype(np.int32)
 
 
 def _normalise(values: Any) -> Any:
@@ -270,7 +282,7 @@ def drop_unused(codes: np.ndarray, labels: ColumnLabels) -> CodedColumn:
     --------
     >>> codes, labels = drop_unused(np.array([2, -1, 0]), ColumnLabels(np.array([5, 6, 7])))
     >>> codes, labels.entries
-    (array([ 1, -1,  0]), array([5, 7]))
+    (array([ 1, -1,  0], dtype=int32), array([5, 7]))
     """
     # Codes are counted from -1 on, of which the count is left out.
     counts = np.bincount(codes + 1, minlength=labels.entries.size + 1)
@@ -278,45 +290,180 @@ def drop_unused(codes: np.ndarray, labels: ColumnLabels) -> CodedColumn:
     if is_used.all():
         return CodedColumn(codes, labels)
     code_of_used = np.cumsum(is_used) - 1
-    new_codes = np.append(code_of_used, -1)  # the last is that of code -1
+    new_codes = _append_missing(code_of_used)
     used_labels = labels._replace(entries=labels.entries[is_used])
     return CodedColumn(new_codes[codes], used_labels)
 
 
-def list_ordered(coded: Mapping[str, CodedColumn]) -> list[str]:
+def list_ordered(labels: Mapping[str, ColumnLabels]) -> list[str]:
     """List the columns of ordered categories."""
-    return [name for name, column in coded.items() if column.labels.categories is not None]
+    return [name for name, column in labels.items() if column.categories is not None]
 
 
 def unite_labels(parts: Iterable[ColumnLabels], name: str) -> ColumnLabels:
-    """Return the labels of a column from those of its parts, exactly; empty parts do not count.
+    """Return the labels of a column from those of its parts, of which there is one at least.
 
-    Numbers of different types are united as numbers. The order of categories is kept if it is the
-    same in all parts. A TypeError refuses parts of different kinds, such as text and numbers, or
-    times of two zones, and numbers or dates that no type holds exactly.
+    A `Vocabulary` has them all: see there.
     """
-    all_parts = list(parts)
-    parts = [part for part in all_parts if part.entries.size]
-    if not parts:
-        parts = all_parts[:1]
-    kinds = {_describe(part) for part in parts}
-    if len(kinds) > 1:
-        raise TypeError(
-            f"column {name!r} holds {' and '.join(sorted(kinds))} in different parts, expected one"
-        )
-    arrays = [part.entries for part in parts]
-    zone = parts[0].zone
-    categories = _find_shared_categories(parts)
-    if categories is not None:
-        places = find_places(np.concatenate(arrays), categories)
-        is_used = np.zeros(categories.size, bool)
-        is_used[places] = True
-        return ColumnLabels(categories[is_used], zone, categories)
-    try:
-        entries = _unite(arrays)
-    except ValueError as error:
-        raise TypeError(f"column {name!r} in parts: {error}, store one type") from None
-    return ColumnLabels(coarsen(entries), zone)
+    vocabulary = Vocabulary(name)
+    for part in parts:
+        vocabulary.add(part)
+    labels, _ = vocabulary.sort()
+    return labels
+
+
+class Vocabulary:
+    """The labels of a column that comes in parts, numbered in the order in which they come.
+
+    So the rows of a part can be numbered before the next part is read; `sort` says at the end which
+    index each number has. Labels are united exactly; empty parts do not count. Numbers of different
+    types are united as numbers. The order of categories is kept if it is the same in all parts.
+
+    A text takes some 120 bytes, another label 12.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name  # of the column, for errors
+        self._facts: ColumnLabels | None = None  # of the first part that is not empty, if any is
+        self._is_used: np.ndarray | None = None  # of each number; None if all are
+        self._number_of_text: dict[str, int] = {}
+        # Other labels are sorted, and each has its number.
+        self._entries = np.empty(0, object)
+        self._numbers = np.empty(0, np.int32)
+
+    @property
+    def _size(self) -> int:
+        return len(self._number_of_text) + self._entries.size  # one of them is empty
+
+    def number(self, column: Any) -> np.ndarray:
+        """Number the rows of an Arrow column: int32 (n,), -1 if an entry is missing.
+
+        The labels of rows that are left out are numbered too: `mark_used` names the others.
+        """
+        if len(column) and _is_text(column):
+            encoded, is_ordered = _encode(column)
+            if not is_ordered and not encoded.dictionary.null_count:
+                self._compare(_TEXT)
+                numbers = self._add_arrow_texts(encoded.dictionary)
+                return _look_up(numbers, encoded.indices)
+        coded = number_entries(column, self._name)
+        numbers = self.add(coded.labels)
+        return _append_missing(numbers)[coded.codes]
+
+    def add(self, part: ColumnLabels) -> np.ndarray:
+        """Return the number of each label of a part: int32, in the order of the part's labels.
+
+        A TypeError refuses labels of another kind, such as text beside numbers, or times of another
+        zone, and numbers or dates that no type holds exactly.
+        """
+        self._compare(part)
+        if not part.entries.size:
+            return np.empty(0, np.int32)
+        if part.entries.dtype == object:
+            return np.array(self._add_texts(part.entries), np.int32)
+        return self._add_sortable(part.entries)
+
+    def _compare(self, part: ColumnLabels) -> None:
+        """Refuse labels of another kind; forget an order of categories that they do not have."""
+        if self._facts is None or not self._facts.entries.size:
+            self._facts = part._replace(entries=part.entries[:1].copy())
+            self._entries = part.entries[:0]
+            return
+        if not part.entries.size:
+            return
+        kinds = {_describe(self._facts), _describe(part)}
+        if len(kinds) > 1:
+            raise TypeError(
+                f"column {self._name!r} holds {' and '.join(sorted(kinds))} in different parts, "
+                "expected one"
+            )
+        if not _have_same_order(self._facts.categories, part.categories):
+            self._facts = self._facts._replace(categories=None)
+
+    def _add_texts(self, texts: np.ndarray) -> list[int]:
+        """Return the numbers of texts."""
+        number_of = self._number_of_text
+        return [number_of.setdefault(text, len(number_of)) for text in texts.tolist()]
+
+    def _add_arrow_texts(self, texts: Any) -> np.ndarray:
+        """Return the numbers of Arrow's texts, of which some at a time become Python's."""
+        numbers = np.empty(len(texts), np.int32)
+        for start in range(0, len(texts), _TEXT_BLOCK):
+            block = texts.slice(start, _TEXT_BLOCK).to_numpy(zero_copy_only=False)
+            numbers[start : start + _TEXT_BLOCK] = self._add_texts(block)
+        return numbers
+
+    def _add_sortable(self, entries: np.ndarray) -> np.ndarray:
+        """Return the numbers of labels of a type that NumPy sorts."""
+        if entries.dtype != self._entries.dtype:
+            entries = self._share_type(entries)
+        places = np.searchsorted(self._entries, entries)
+        is_new = np.ones(entries.size, bool)
+        is_within = places < self._entries.size
+        is_new[is_within] = self._entries[places[is_within]] != entries[is_within]
+        if is_new.any():
+            new = np.sort(entries[is_new])
+            new_numbers = np.arange(new.size, dtype=np.int32) + np.int32(self._entries.size)
+            new_places = np.searchsorted(self._entries, new)
+            self._entries = np.insert(self._entries, new_places, new)
+            self._numbers = np.insert(self._numbers, new_places, new_numbers)
+            places = np.searchsorted(self._entries, entries)
+        return self._numbers[places]
+
+    def _share_type(self, entries: np.ndarray) -> np.ndarray:
+        """Give the labels so far and further ones a type that holds all; return the latter."""
+        try:
+            united = _unite(self._entries, entries)
+        except ValueError as error:
+            raise TypeError(f"column {self._name!r} in parts: {error}, store one type") from None
+        self._entries = united[find_places(self._entries, united)]
+        return united[find_places(entries, united)]
+
+    def mark_used(self, codes: np.ndarray) -> None:
+        """Say which labels occur: those with these numbers, and those of other calls."""
+        if self._is_used is None:
+            self._is_used = np.zeros(0, bool)
+        num_new = self._size - self._is_used.size
+        if num_new:
+            self._is_used = np.append(self._is_used, np.zeros(num_new, bool))
+        self._is_used[codes] = True
+
+    def sort(self) -> tuple[ColumnLabels, np.ndarray]:
+        """Return the sorted labels that occur, and the index of each one's number: uint32."""
+        if self._facts is None:
+            raise ValueError(f"column {self._name!r} has no parts, expected one at least")
+        entries = self._entries
+        numbers: np.ndarray = self._numbers
+        if self._number_of_text:
+            pa = require_pyarrow()
+            texts = pa.array(self._number_of_text, "large_string")
+            numbers = pa.compute.sort_indices(texts).to_numpy()  # twice as fast as NumPy
+            entries = np.array(list(self._number_of_text), object)[numbers]
+        if self._is_used is not None:
+            is_kept = self._is_used[numbers]
+            entries = entries[is_kept]
+            numbers = numbers[is_kept]
+        if self._facts.categories is not None:
+            places = find_places(entries, self._facts.categories)
+            in_order = np.argsort(places)
+            entries = entries[in_order]
+            numbers = numbers[in_order]
+        indices = np.zeros(self._size, np.uint32)
+        indices[numbers] = np.arange(numbers.size, dtype=np.uint32)
+        return self._facts._replace(entries=coarsen(entries)), indices
+
+
+def _is_text(column: Any) -> bool:
+    """Return whether the entries of an Arrow column are text."""
+    entry_type = getattr(column.type, "value_type", column.type)  # of a dictionary
+    return str(entry_type) in ("string", "large_string", "string_view")
+
+
+def _have_same_order(left: np.ndarray | None, right: np.ndarray | None) -> bool:
+    """Return whether two parts have ordered categories, and the same."""
+    if left is None or right is None:
+        return False
+    return np.array_equal(left, right)
 
 
 def _describe(part: ColumnLabels) -> str:
@@ -326,40 +473,20 @@ def _describe(part: ColumnLabels) -> str:
     return kinds.get(part.entries.dtype.kind, "numbers")
 
 
-def _find_shared_categories(parts: Sequence[ColumnLabels]) -> np.ndarray | None:
-    """Return the ordered categories of the first part if all parts have them, else None."""
-    shared = parts[0].categories
-    if shared is None:
-        return None
-    for part in parts:
-        if part.categories is None or not np.array_equal(shared, part.categories):
-            return None
-    return shared
-
-
-def _unite(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Unite entries of one kind, sorted.
+def _unite(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Unite numbers of two types, or dates in two units, sorted.
 
     Examples
     --------
-    >>> _unite([np.array([1, 3]), np.array([2.5])])
+    >>> _unite(np.array([1, 3]), np.array([2.5]))
     array([1. , 2.5, 3. ])
     """
-    if arrays[0].dtype.kind in "mM":
-        arrays = _share_unit(arrays)
-    is_text = arrays[0].dtype == object
-    has_one_dtype = len({array.dtype for array in arrays}) == 1
-    if has_one_dtype and not is_text:
-        return np.unique(np.concatenate(arrays))
+    if left.dtype.kind in "mM":
+        times = _share_unit([left, right])
+        return np.unique(np.concatenate(times))
     # NumPy would round integers beside floats; Python compares them exactly.
-    distinct: set[Any] = set()
-    for array in arrays:
-        distinct.update(array.tolist())
-    entries = sorted(distinct)
-    dtypes: Sequence[Any] = (np.int64, np.uint64, np.float64)  # the first that holds all
-    if is_text:
-        dtypes = (object,)
-    for dtype in dtypes:
+    entries = sorted({*left.tolist(), *right.tolist()})
+    for dtype in (np.int64, np.uint64, np.float64):  # the first that holds all
         with contextlib.suppress(OverflowError, ValueError):
             united = np.array(entries, dtype)
             if united.tolist() == entries:
@@ -420,8 +547,7 @@ def place_entries(
         with contextlib.suppress(ValueError):  # labels may be dates of Python, or text
             comparable = np.array(checked.tolist(), f"{entries.dtype.kind}8")
     place_of_entry = find_places(entries, comparable)
-    place_of_code = np.append(place_of_entry, -1)  # the last is that of code -1
-    places = place_of_code[codes]
+    places = _append_missing(place_of_entry)[codes]
     is_unknown = (places < 0) & (codes >= 0)
     if is_unknown.any():
         row = int(np.argmax(is_unknown))

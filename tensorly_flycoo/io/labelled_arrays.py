@@ -12,8 +12,9 @@ from ..tensor.converters import is_raw_sparse
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.tensor import FlycooTensor
 from ..tensor.unknown import Unknown, find_blocks
-from .dataframe import keep_zeros, open_table
+from .dataframe import keep_zeros
 from .entries import CodedColumn, ColumnLabels, coarsen, list_ordered, number_entries
+from .table_rows import open_table
 
 
 @watched
@@ -202,7 +203,8 @@ def from_anndata(
     values = np.concatenate([part.data for part in layer_parts])
     shape = [entries.size for entries in labels.values()]
     tensor = FlycooTensor(np.stack(coords), values, shape, **options)
-    return LabelledTensor(tensor, Labels(labels, ordered=list_ordered(coded)))
+    ordered = list_ordered({name: column.labels for name, column in coded.items()})
+    return LabelledTensor(tensor, Labels(labels, ordered=ordered))
 
 
 def _read_layers(adata: Any, names: Sequence[str] | None) -> list[Any]:

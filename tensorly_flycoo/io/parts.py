@@ -22,9 +22,10 @@ from ..base.checks import (
 from ..tensor.coo_cache import SparseData, as_flycoo
 from ..tensor.entrance import is_sparse
 from ..tensor.pieces import list_pieces
-from .dataframe import check_columns, read_indices, read_values
 from .files import name_errors
 from .places import FilePath, count_nbytes, list_files, open_parquet
+from .table_parts import scan
+from .table_rows import is_table, read_indices, read_values
 
 #: Nonzeros handed on at a time.
 BLOCK_NNZ = 2**20
@@ -86,9 +87,10 @@ class Reading:
             return
         if isinstance(parts, str | os.PathLike):
             parts = [parts]
-        elif not isinstance(parts, Iterable):
-            name = type(parts).__name__
-            raise TypeError(f"parts is a {name}, expected sparse data, paths or (coords, values)")
+        elif is_table(parts) or not isinstance(parts, Iterable):
+            raise TypeError(
+                f"parts is a {_describe(parts)}, expected sparse data, paths or (coords, values)"
+            )
         for number, part in enumerate(parts):
             with name_errors(f"parts[{number}]"):
                 yield from self._iterate_part(part)
@@ -104,8 +106,7 @@ class Reading:
                 else:
                     yield from self._iterate_tns(path)
         else:
-            kind = type(part).__name__
-            raise TypeError(f"a {kind}, expected a path or a tuple (coords, values)")
+            raise TypeError(f"a {_describe(part)}, expected a path or a tuple (coords, values)")
 
     def _iterate_arrays(self, coords: Any, values: Any) -> Iterator[Block]:
         """Yield blocks of the nonzeros that arrays hold, an empty one if there are none."""
@@ -146,14 +147,14 @@ class Reading:
         dataset = open_parquet(path)
         file = next(dataset.get_fragments())
         names = list(self.columns or file.physical_schema.names)
-        check_columns(names, dataset.schema.names, path)
         if len(names) < 2:
             raise ValueError(f"columns is {names}, expected those of modes, and of values")
         *mode_names, values_name = names
-        for batch in dataset.to_batches(columns=names, batch_size=BLOCK_NNZ, batch_readahead=1):
-            coords = np.stack([read_indices(batch.column(name), name) for name in mode_names])
-            values = read_values(batch.column(values_name), values_name)
-            yield self._check(coords, values, self.shape)
+        for table in scan(dataset, names, path):
+            for batch in table.to_batches(max_chunksize=BLOCK_NNZ):
+                coords = np.stack([read_indices(batch.column(name), name) for name in mode_names])
+                values = read_values(batch.column(values_name), values_name)
+                yield self._check(coords, values, self.shape)
 
     def _check(self, coords: Array, values: Array, shape: tuple[int, ...] | None) -> Block:
         """Bring a block to the host; refuse indices outside of its shape, and nan."""
@@ -165,6 +166,14 @@ class Reading:
         if shape is None:
             shape = check_shape(find_least_shape(coords))
         return Block(coords, values, shape)
+
+
+def _describe(part: Any) -> str:
+    """Name the type of a part that is refused; of a table, say what is missing."""
+    kind = type(part).__name__
+    if is_table(part):
+        return f"{kind} and modes is not given, the columns of a table"
+    return kind
 
 
 def find_least_shape(coords: Iterable[np.ndarray]) -> tuple[int, ...]:

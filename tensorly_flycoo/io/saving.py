@@ -22,8 +22,9 @@ from ..format.primitives import NO_ROW, index_dtype
 from ..format.replicated import number_prefixes
 from ..spread.slab_layout import SlabLayout
 from ..tensor.coo_cache import LabelledData, as_flycoo
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
+from ..tensor.unknown import Unknown
 from . import array_file
 from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
 from .places import FilePath
@@ -100,19 +101,23 @@ def write_layout(
         }
         arrays = layout.iterate_arrays()
         if labelled is not None:
-            label_header, label_arrays = describe_labelled(labelled)
+            label_header, label_arrays = describe_labels(
+                labelled.labels, labelled.unknown, labelled.value_column
+            )
             header |= label_header
             arrays = itertools.chain(label_arrays, arrays)
         save_arrays(path, TENSOR, header, arrays, alignment)
 
 
-def describe_labelled(x: LabelledTensor) -> tuple[Header, Iterable[tuple[str, Array]]]:
+def describe_labels(
+    labels: Labels, unknown: Unknown, value_column: str | None
+) -> tuple[Header, Iterable[tuple[str, Array]]]:
     """Return the labels and unknown cells of a tensor for its file: header entries, and arrays."""
-    header = array_file.name_modes(x.labels)
-    header |= array_file.describe_unknown(x.unknown)
-    header["value_column"] = array_file.keep_name(x.value_column)
-    label_arrays = array_file.list_labels(x.labels)
-    unknown_arrays = array_file.list_unknown(x.unknown)
+    header = array_file.name_modes(labels)
+    header |= array_file.describe_unknown(unknown)
+    header["value_column"] = array_file.keep_name(value_column)
+    label_arrays = array_file.list_labels(labels)
+    unknown_arrays = array_file.list_unknown(unknown)
     return header, itertools.chain(label_arrays, unknown_arrays)
 
 

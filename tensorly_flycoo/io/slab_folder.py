@@ -3,8 +3,9 @@
 import functools
 import hashlib
 import json
+import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,14 +31,16 @@ from ..spread.building import (
     arrange_slab,
     count_in_blocks,
     find_slab_shape,
+    number_buckets,
     sort_bucket,
     split_records,
 )
 from ..spread.slab_layout import SlabLayout
 from ..spread.streamed import make_keep_aside
 from ..spread.whole_layout import place_slabs
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
+from ..tensor.unknown import Unknown
 from . import array_file, saving
 from .array_file import (
     LABELS,
@@ -48,9 +51,13 @@ from .array_file import (
     open_arrays,
     refuse_damage,
 )
+from .dataframe import check_labels, warn_of_many_labels
+from .entries import list_ordered
 from .files import make_folder, replace_file
 from .parts import BLOCK_NNZ, Parts, Reading, unite_shapes
-from .places import FilePath
+from .places import FilePath, list_files, open_parquet
+from .table_parts import TableParts, scan
+from .table_rows import MISSING, check_modes, list_columns, refuse_zeros
 
 #: Nonzeros of a slab, by default: building one takes about 5 GB.
 _SLAB_NNZ = 2**25
@@ -137,53 +144,78 @@ def digest(facts: Any) -> str:
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
-class DiskBuilder(SlabBuilder):
-    """Builds slabs of nonzeros that come in parts and wait on disk.
+class Spool:
+    """Nonzeros on disk, as they come: a file for the indices of each mode, and one for the values.
 
-    They are written as they come, to a file for each mode and one for the values. `split` copies
-    them to a file of records for each bucket.
+    They are written once, and read block by block. `renumber` makes indices of other numbers.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ndim = 0
+        self._indices: Sequence[np.ndarray] = ()
+        self.nnz = 0
+        self.dtypes = set[np.dtype]()  # of the values as they came
+
+    def append(self, coords: Sequence[np.ndarray] | np.ndarray, values: np.ndarray) -> None:
+        """Write some nonzeros: for each mode its indices (n,), and the values (n,)."""
+        self._ndim = len(coords)
+        self.nnz += values.size
+        self.dtypes.add(values.dtype)
+        for mode, indices in enumerate(coords):
+            _append(self._name(mode), indices.astype(_INDEX, copy=False))
+        _append(self._name(self._ndim), values.astype(_VALUE, copy=False))
+
+    def renumber(self, indices: Sequence[np.ndarray]) -> None:
+        """Have each number k of a mode read as ``indices[mode][k]``."""
+        self._indices = indices
+
+    def read_rows(self, mode: int, start: int) -> np.ndarray:
+        """Read a block of the indices of a mode."""
+        numbers = self._read(mode, start, _INDEX)
+        if self._indices:
+            return self._indices[mode][numbers]
+        return numbers
+
+    def read(self, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Read a block: its coords and values."""
+        coords = np.stack([self.read_rows(mode, start) for mode in range(self._ndim)])
+        return coords, self._read(self._ndim, start, _VALUE)
+
+    def _read(self, number: int, start: int, dtype: np.dtype) -> np.ndarray:
+        offset = start * dtype.itemsize
+        return np.fromfile(self._name(number), dtype, BLOCK_NNZ, offset=offset)
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for number in range(self._ndim + 1):
+            self._name(number).unlink(missing_ok=True)
+
+    def _name(self, number: int) -> Path:
+        return self._folder / f"column-{number}"
+
+
+class DiskBuilder(SlabBuilder):
+    """Builds slabs of nonzeros that wait on disk.
+
+    `split` copies them from their spool to a file of records for each bucket.
     """
 
     def __init__(
-        self, folder: Path, reading: Reading, parts: Parts, num_slabs: int | None, engine: Engine
+        self,
+        folder: Path,
+        spool: Spool,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        num_slabs: int,
+        engine: Engine,
     ) -> None:
         self._folder = folder
-        self._nnz = 0
-        shape, dtypes = self._write_columns(reading, parts)
-        if not shape:
-            raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
-        dtype = reading.dtype
-        if dtype is None and dtypes:
-            dtype = np.result_type(*dtypes)
-        elif dtype is None:  # no part has come
-            dtype = _VALUE
-        if num_slabs is None:
-            num_slabs = max(1, -(-self._nnz // _SLAB_NNZ))
+        self._spool = spool
+        self._nnz = spool.nnz
         groups, self.num_numbered = find_groups("auto", shape, self._nnz, num_slabs)
-        self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
+        self.record_format = engine.choose_cut(shape, dtype, groups).record_format
         super().__init__(num_slabs, engine, OneDevice(engine.xp))
-
-    def _write_columns(self, reading: Reading, parts: Parts) -> tuple[Sequence[int], set[np.dtype]]:
-        """Write the nonzeros as they come, and count them; return their shape and dtypes."""
-        shape = reading.shape or ()
-        dtypes = set[np.dtype]()
-        for block in reading.iterate(parts):
-            shape = unite_shapes([shape or block.shape, block.shape])
-            self._nnz += block.values.size
-            dtypes.add(block.values.dtype)
-            for mode, indices in enumerate(block.coords):
-                _append(self._name("column", mode), indices.astype(_INDEX))
-            _append(self._name("column", len(shape)), block.values.astype(_VALUE))
-        return shape, dtypes
-
-    def _name(self, kind: str, number: int) -> Path:
-        return self._folder / f"{kind}-{number}"
-
-    def _read_column(self, number: int, start: int) -> np.ndarray:
-        """Read a block of the indices of a mode, or of the values, whose number is `ndim`."""
-        dtype = _INDEX if number < self.record_format.ndim else _VALUE
-        offset = start * dtype.itemsize
-        return np.fromfile(self._name("column", number), dtype, BLOCK_NNZ, offset=offset)
 
     def count_rows(self) -> Array:
         """Count the nonzeros of each row of the longest mode."""
@@ -192,26 +224,27 @@ class DiskBuilder(SlabBuilder):
         xp = self.primitives.xp
         mode = find_longest_mode(shape)
         starts = range(0, self._nnz, BLOCK_NNZ)
-        blocks = (move(self._read_column(mode, start), xp) for start in starts)
+        blocks = (move(self._spool.read_rows(mode, start), xp) for start in starts)
         return count_in_blocks(blocks, max(shape), xp)
 
     def split(self, buckets: Sequence[range]) -> None:
         """Copy the columns to a file of records for each bucket of rows."""
-        ndim = self.record_format.ndim
+        bucket_of_row = number_buckets(buckets)
         for number in range(len(buckets)):
-            self._name("bucket", number).touch()  # a bucket may stay empty
+            self._name(number).touch()  # a bucket may stay empty
         for start in range(0, self._nnz, BLOCK_NNZ):
-            *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
-            block, *_ = self.primitives.pack(np.stack(coords), values, self.record_format)
-            for number, records in enumerate(split_records(block, buckets, self.record_format)):
-                _append(self._name("bucket", number), move(records, np))
-        # Before any slab is built: the disk need not hold three copies.
-        for number in range(ndim + 1):
-            self._name("column", number).unlink(missing_ok=True)
+            block, *_ = self.primitives.pack(*self._spool.read(start), self.record_format)
+            parts = split_records(block, bucket_of_row, self.record_format)
+            for number, records in enumerate(parts):
+                _append(self._name(number), move(records, np))
+        self._spool.remove()  # before any slab is built: the disk need not hold three copies
+
+    def _name(self, bucket: int) -> Path:
+        return self._folder / f"bucket-{bucket}"
 
     def sort_bucket(self, home: int, number: int, rows: range) -> tuple[Path, Array]:
         """Sort the records of a bucket in its file; return that, and the counts of its rows."""
-        path = self._name("bucket", number)
+        path = self._name(number)
         records, counts = sort_bucket(self.read(path), rows, self.record_format, self.primitives)
         path.unlink()  # the sorted records take its place
         _append(path, move(records, np))
@@ -245,6 +278,11 @@ def save_slabs(
     parts: Parts,
     shape: Sequence[int] | None = None,
     *,
+    modes: Iterable[str] | None = None,
+    values: str | None = None,
+    labels: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
+    missing: str = "raise",
+    zeros: str = "raise",
     slabs: int | None = None,
     dtype: DTypeLike | None = None,
     layout: str = "replicated",
@@ -262,13 +300,28 @@ def save_slabs(
     ----------
     path : str or os.PathLike
         The folder. It must not exist, or be empty; it appears once it is complete.
-    parts : FlycooTensor, LabelledTensor, sparse.COO, path, or iterable of paths and of tuples
-        Paths are those of .tns files (see `read_tns`, also .gz and .zst) and .parquet files. A
-        tuple (coords, values) has what `FlycooTensor` takes. A generator is read once. A tensor on
-        a cluster is written by its workers, as it is, to a folder that all see. Labels and unknown
-        cells are kept.
+    parts : FlycooTensor, LabelledTensor, sparse.COO, path, table, or iterable of some of these
+        Paths are those of .tns files (see `read_tns`, also .gz and .zst) and .parquet files. An
+        iterable has paths, tuples (coords, values) of what `FlycooTensor` takes, or, with `modes`,
+        tables. A generator is read once. A tensor on a cluster is written by its workers, as it is,
+        to a folder that all see. Labels and unknown cells are kept.
     shape : sequence of int, optional
         By default the smallest that holds all nonzeros and the shapes in headers of .tns files.
+    modes : sequence of str, optional
+        The column of each mode, if `parts` is a table: any that `from_dataframe` takes, in one
+        piece or in parts, or .parquet files. Their entries are numbered as `from_dataframe` does,
+        and `open_slabs` returns them as labels.
+    values : str, optional
+        The column of a table's values; by default, each row has the value 1. Values of rows with
+        the same entries are added.
+    labels : dict of str to sequence, optional
+        For some columns of `modes`, the label of each index, as of `from_dataframe`.
+    missing : {"raise", "drop", "unknown"}
+        Whether a row of a table without an entry or its value is an error, or left out; "unknown"
+        leaves out those that lack the value, and says that cells without a row are unknown.
+    zeros : {"raise", "drop"}
+        Whether a row of a table whose value is 0 is an error, or left out. Cells whose values add
+        up to 0 are not stored.
     slabs : int, optional
         The number of slabs (see `FlycooTensor`); by default one for each 2**25 given nonzeros.
     dtype : {float32, float64}, optional
@@ -279,8 +332,8 @@ def save_slabs(
     device : {"auto", "cpu", "cuda"}, optional
         Where slabs are built, and the tensor will be used: plans differ. As for `FlycooTensor`.
     columns : sequence of str, optional
-        The columns of .parquet files: those of the modes, integers from 0 up, then that of the
-        values. By default all.
+        The columns of .parquet files without `modes`: those of the modes, integers from 0 up, then
+        that of the values. By default all.
     index_base : {1, 0}
         The first index of each mode in .tns files.
 
@@ -289,25 +342,28 @@ def save_slabs(
     OSError
         If a file cannot be read or written, or `path` exists.
     TypeError
-        If `parts`, or a part, is of another kind, or indices are not integers.
+        If `parts`, or a part, is of another kind, a table is given without `modes`, or indices are
+        not integers; or as of `from_dataframe`.
     ValueError
         If a part has another number of modes, an index outside `shape`, a value that is not finite,
-        or damaged text; there is neither a nonzero nor a shape; or `slabs`, `layout`, `device` or
-        `index_base` is not one of the above.
+        or damaged text; there is neither a nonzero nor a shape; another argument is not as above,
+        or does not suit `modes`; or as of `from_dataframe`.
     ImportError
-        If a module is missing that reads .parquet or .zst files.
+        If a module is missing that reads tables, .parquet or .zst files.
     MemoryError
         If there is too little memory for one slab: give more `slabs`.
 
     Notes
     -----
     Parts are read once, and copied to temporary files in a hidden folder beside `path`; then slabs
-    are built one by one. The device's memory holds one slab (150 bytes per nonzero of three modes
-    on a CPU), and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros
-    makes a long slab. The disk holds, beside the final folder, one copy of the records, and before
-    that another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a
-    process that is killed leaves the hidden folder, whose name ends with ".part"; the next call for
-    the same `path` on that machine removes it.
+    are built one by one. While a table is read, memory holds one part of it, about as much again
+    to number it, and all labels: some 120 bytes for each that is text. Then the device's memory
+    holds one slab (150 bytes per nonzero of three modes on a CPU), and 32 bytes per row of the
+    longest mode. Rows are not split: one with many nonzeros makes a long slab. The disk holds,
+    beside the final folder, one copy of the records, and before that another ``4 * ndim + 8`` bytes
+    per given nonzero. A call that fails removes its files; a process that is killed leaves the
+    hidden folder, whose name ends with ".part"; the next call for the same `path` on that machine
+    removes it.
 
     The folder has a file "slabs.json" and, for each slab, a file as of `save`, in which arrays
     begin at multiples of 4096 bytes.
@@ -325,14 +381,35 @@ def save_slabs(
     >>> open_slabs(path)
     <FlycooTensor: shape=(3, 2, 3), dtype=float64, nnz=6, layout='replicated', device='cpu', \
 slabs=2>
+
+    A table in parts, which may be those of a file (``pandas.read_csv(path, chunksize=10**6)``):
+
+    >>> import pandas as pd
+    >>> def read_tables():
+    ...     for day in range(3):
+    ...         yield pd.DataFrame({"shop": ["b", "a"], "day": day, "price": [0.5, 3.0]})
+    >>> path = os.path.join(tempfile.mkdtemp(), "sales.flycoo")
+    >>> save_slabs(path, read_tables(), modes=["shop", "day"], values="price")
+    >>> open_slabs(path).labels["shop"].tolist()
+    ['a', 'b']
     """
-    labelled = parts if isinstance(parts, LabelledTensor) else None
-    if labelled is not None:
-        parts = labelled.tensor
-    if shape is None:  # that of a tensor, which may be empty
-        shape = getattr(parts, "shape", None)
-        dtype = dtype or getattr(parts, "dtype", None)
-    reading = Reading(shape, dtype, columns, index_base)
+    labelled = None
+    if modes is None:
+        _refuse_table_options(values, labels)
+        if isinstance(parts, LabelledTensor):
+            labelled = parts
+            parts = labelled.tensor
+        if shape is None:  # that of a tensor, which may be empty
+            shape = getattr(parts, "shape", None)
+            dtype = dtype or getattr(parts, "dtype", None)
+        reading = Reading(shape, dtype, columns, index_base)
+        fill = functools.partial(_fill_with_parts, reading, parts)
+    else:
+        if shape is not None or columns is not None:
+            raise ValueError("modes is given: expected neither shape nor columns")
+        reading = Reading(dtype=dtype)
+        table = _open_table(parts, modes, values, labels, missing, zeros)
+        fill = functools.partial(_fill_with_table, table)
     num_slabs = None if slabs is None else check_count(slabs, "slabs")
     check_choice(layout, "layout", _FILE_LAYOUTS)
     engine = select_engine(device)
@@ -342,11 +419,26 @@ slabs=2>
             wanted = [num_slabs or held_layout.num_slabs, np.dtype(dtype).name, layout]
             index = _write_held_slabs(folder, held_layout, wanted)
         else:
-            index = _build_slabs(folder, reading, parts, num_slabs, layout, engine)
+            index = _build_slabs(folder, fill, reading.dtype, num_slabs, layout, engine)
         if labelled is not None:
-            header, arrays = saving.describe_labelled(labelled)
-            array_file.save_arrays(folder / _LABELS_NAME, LABELS, header, arrays)
+            _write_labels(folder, labelled.labels, labelled.unknown, labelled.value_column)
         index.write(folder)  # last: a folder without it is not complete
+
+
+def _refuse_table_options(values: str | None, labels: Any) -> None:
+    """Refuse what is said of a table if its modes are not."""
+    given = {"values": values, "labels": labels}
+    for name, argument in given.items():
+        if argument is not None:
+            raise ValueError(
+                f"{name} is {argument!r}, but modes is not given, the columns of a table"
+            )
+
+
+def _write_labels(folder: Path, labels: Labels, unknown: Unknown, value_column: str | None) -> None:
+    """Write the file of labels and unknown cells."""
+    header, arrays = saving.describe_labels(labels, unknown, value_column)
+    array_file.save_arrays(folder / _LABELS_NAME, LABELS, header, arrays)
 
 
 def _write_held_slabs(folder: Path, layout: SlabLayout, wanted: list[Any]) -> Index:
@@ -379,16 +471,25 @@ def _write_held_slabs(folder: Path, layout: SlabLayout, wanted: list[Any]) -> In
 
 def _build_slabs(
     folder: Path,
-    reading: Reading,
-    parts: Parts,
+    fill: Callable[[Path, Spool], Sequence[int]],
+    dtype: np.dtype | None,
     num_slabs: int | None,
     layout: str,
     engine: Engine,
 ) -> Index:
-    """Build slabs of nonzeros that come in parts, and write them one by one."""
+    """Build slabs of the nonzeros that `fill` writes, and write them one by one.
+
+    `fill` may write further files to the folder, and returns the tensor's shape.
+    """
     entries = []
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        builder = DiskBuilder(Path(temporary), reading, parts, num_slabs, engine)
+        spool = Spool(Path(temporary))
+        shape = fill(folder, spool)
+        if dtype is None:
+            dtype = np.result_type(*(spool.dtypes or [_VALUE]))
+        if num_slabs is None:
+            num_slabs = max(1, -(-spool.nnz // _SLAB_NNZ))
+        builder = DiskBuilder(Path(temporary), spool, shape, dtype, num_slabs, engine)
         slab_rows = builder.attempt(builder.sort)
         for number, rows in enumerate(slab_rows):
             report(f"building slab {number + 1} of {len(slab_rows)}")
@@ -405,6 +506,84 @@ def _build_slabs(
         entries=entries,
         groups=record_format.groups,
     )
+
+
+def _fill_with_parts(reading: Reading, parts: Parts, folder: Path, spool: Spool) -> Sequence[int]:
+    """Write the nonzeros of parts to a spool; return their shape."""
+    shape = reading.shape or ()
+    for block in reading.iterate(parts):
+        shape = unite_shapes([shape or block.shape, block.shape])
+        spool.append(block.coords, block.values)
+        del block  # before the next one is made
+    if not shape:
+        raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
+    return shape
+
+
+class _Table(NamedTuple):
+    """A table to read, and what its rows and labels mean."""
+
+    parts: TableParts
+    values: str | None
+    given_labels: Mapping[str, Any]
+    are_unknown: bool  # whether cells without a row are
+    keeps_zeros: bool  # on disk, where the builder drops them; else they are refused
+
+
+def _open_table(
+    parts: Any,
+    modes: Iterable[str],
+    values: str | None,
+    labels: Any,
+    missing: str,
+    zeros: str,
+) -> _Table:
+    """Check what is said of a table; read nothing yet."""
+    modes = check_modes(modes)
+    check_choice(missing, "missing", (*MISSING, "unknown"))
+    if zeros not in ("raise", "drop"):
+        hint = "to keep zeros for observed_parafac, call from_dataframe"
+        raise ValueError(f"zeros is {zeros!r}, expected 'raise' or 'drop': {hint}")
+    given_labels = check_labels(labels, modes)
+    if isinstance(parts, str | os.PathLike):
+        parts = [parts]
+    if isinstance(parts, list | tuple) and parts and isinstance(parts[0], str | os.PathLike):
+        parts = _scan_files(parts, list_columns(modes, values))
+    table = TableParts(parts, modes, values, given_labels, missing, argument="parts")
+    return _Table(table, values, given_labels, missing == "unknown", zeros == "drop")
+
+
+def _scan_files(paths: Sequence[FilePath], columns: Sequence[str]) -> Iterator[Any]:
+    """Yield some columns of .parquet files, some rows at a time."""
+    for path in list_files(paths):
+        if not path.endswith((".parquet", ".pq")):
+            raise ValueError(
+                f"{path} is not .parquet: pass its table, in parts if it is large, as by "
+                "pandas.read_csv(path, chunksize=10**6)"
+            )
+        yield from scan(open_parquet(path), columns, path)
+
+
+def _fill_with_table(table: _Table, folder: Path, spool: Spool) -> Sequence[int]:
+    """Write the rows of a table to a spool, and its labels to the folder; return its shape."""
+    for rows in table.parts.iterate():
+        values = rows.values
+        if values is None:
+            values = np.ones(rows.codes[0].size)
+        elif not table.keeps_zeros:
+            refuse_zeros(values, table.values)
+        spool.append(rows.codes, values)
+        del rows, values  # before the next part is read
+    sorted_labels = table.parts.sort_labels()
+    spool.renumber([column.indices for column in sorted_labels.values()])
+    column_labels = {name: column.labels for name, column in sorted_labels.items()}
+    mode_labels = {name: column.entries for name, column in column_labels.items()}
+    if not table.given_labels:
+        warn_of_many_labels(mode_labels, spool.nnz)
+    ordered = [*list_ordered(column_labels), *getattr(table.given_labels, "ordered", ())]
+    unknown = "all" if table.are_unknown else None
+    _write_labels(folder, Labels(mode_labels, ordered), unknown, table.values)
+    return check_shape([entries.size for entries in mode_labels.values()])
 
 
 def _write_slab(path: Path, rows: range | slice, layout: Layout) -> Entry:

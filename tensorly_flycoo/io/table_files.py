@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.checks import warn
-from .dataframe import check_columns, list_columns
 from .entries import cast_all, interpret_text, read_times, require_pyarrow, take_wall_times
 from .places import FilePath, open_parquet
+from .table_rows import check_columns, list_columns
 
 #: The units to which times can be rounded.
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")

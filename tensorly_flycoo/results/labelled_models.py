@@ -13,8 +13,9 @@ from ..base.checks import require
 from ..base.fit_record import FitRecord, attach, find_record
 from ..engines.tall import column_norms, find_extremes
 from ..io import array_file
-from ..io.dataframe import from_dataframe, open_table, read_rows
+from ..io.dataframe import from_dataframe
 from ..io.entries import find_places
+from ..io.table_rows import open_table, read_rows
 from ..loop.masks import extend_mask
 from ..ops.cp_entries import cp_to_entries, take_model
 from ..tensor.labelled import LabelledTensor, Labels, take_labels
@@ -343,7 +344,7 @@ class LabelledCP(_NewRows, CPTensor):
         """
         table = open_table(frame, self.names)
         coded, _ = read_rows(table, self.names, None, self.labels, "raise")
-        coords = np.stack([codes for codes, _ in coded.values()])
+        coords = np.stack([codes for codes, _ in coded.values()], dtype=np.int64)
         entries = cp_to_entries(self, array_module(self.weights).asarray(coords))
         return move(entries, np)
 

@@ -183,10 +183,12 @@ class MemoryBuilder(SlabBuilder):
         return self._wait(records)
 
     def split(self, buckets: Sequence[range]) -> None:
+        bucket_of_row = number_buckets(buckets)
+
         def split_block(home: int, number: int) -> list[Array]:
-            records = self._blocks[number]
+            records = move(self._blocks[number], self.primitives.xp)
             self._blocks[number] = None  # so that the block is freed once it is cut
-            parts = split_records(move(records, self.primitives.xp), buckets, self.record_format)
+            parts = split_records(records, bucket_of_row, self.record_format)
             return [self._wait(part) for part in parts]
 
         parts_of_blocks = self.devices.map(split_block, self._homes, range(len(self._blocks)))
@@ -297,24 +299,35 @@ def list_rows(edges: Sequence[int]) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(edges) if start < stop]
 
 
+def number_buckets(buckets: Sequence[range]) -> np.ndarray:
+    """Return the number of the bucket that each row is in, in the narrowest type.
+
+    >>> number_buckets([range(2), range(2, 3), range(3, 6)])
+    array([0, 0, 1, 2, 2, 2], dtype=uint8)
+    """
+    # Numbers of 8 and 16 bits are sorted by digits.
+    numbers = np.arange(len(buckets), dtype=np.min_scalar_type(len(buckets)))
+    return np.repeat(numbers, [len(rows) for rows in buckets])
+
+
 # Steps, on the device of a bucket or a slab
 
 
 def split_records(
-    records: Array, buckets: Sequence[range], record_format: RecordFormat
+    records: Array, bucket_of_row: np.ndarray, record_format: RecordFormat
 ) -> list[Array]:
     """Copy the records of each bucket, in the given sequence."""
-    if len(buckets) == 1:
+    num_buckets = int(bucket_of_row[-1]) + 1
+    if num_buckets == 1:
         return [records]
     xp = array_module(records)
-    starts = xp.asarray(np.array([bucket.start for bucket in buckets[1:]], np.uint32))
     rows = record_format.rows(records, find_longest_mode(record_format.shape), xp)
-    numbers = xp.searchsorted(starts, rows, "right")  # of the buckets
-    numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
-    order = xp.argsort(numbers, kind="stable")
-    counts = move(count_rows(numbers, len(buckets)), np)
+    numbers = xp.asarray(bucket_of_row)[rows]
+    places = xp.argsort(numbers, kind="stable")
+    counts = move(count_rows(numbers, num_buckets), np)
     ends = np.cumsum(counts).tolist()
-    return [records[places] for places in xp.split(order, ends[:-1])]
+    # NumPy's `take` is five times as fast as ``records[own]``.
+    return [records.take(own, axis=0) for own in xp.split(places, ends[:-1])]
 
 
 def sort_bucket(
@@ -354,7 +367,10 @@ def order_slab(
     `pieces` are records of the whole tensor in `piece_format`; the slab's rows begin at 0.
     """
     xp = primitives.xp
-    records = xp.concatenate([move(piece, xp) for piece in pieces])
+    moved = [move(piece, xp) for piece in pieces]
+    records = moved[0]
+    if len(moved) > 1:
+        records = xp.concatenate(moved)
     slab_shape = find_slab_shape(piece_format.shape, len(rows))
     cut = primitives.choose_cut(slab_shape, piece_format.dtype, groups)
     slab_format = cut.record_format

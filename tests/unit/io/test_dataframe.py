@@ -22,6 +22,7 @@ from tensorly_flycoo import (
     from_dataframe,
     observed_parafac,
 )
+from tensorly_flycoo.io import table_parts
 
 
 def make_chunked(columns):
@@ -662,12 +663,71 @@ def read_chunks(table, folder):
     return pd.read_csv(folder / "x.csv", chunksize=77, parse_dates=["day"])
 
 
+def make_row_groups(table, folder):
+    table.to_parquet(folder / "x.parquet", row_group_size=300)
+    return pyarrow.dataset.dataset(folder / "x.parquet")
+
+
+def make_filtered(table, folder):
+    more = pd.concat([table, table[:9].assign(v=1e9)])
+    return make_row_groups(more, folder).filter(pyarrow.dataset.field("v") < 1e8)
+
+
+def make_reader(table, _):
+    whole = pa.table(table)
+    return pa.RecordBatchReader.from_batches(whole.schema, whole.to_batches(max_chunksize=130))
+
+
+class Stream:
+    """Has Arrow's stream interface, and nothing else."""
+
+    def __init__(self, table):
+        self._reader = make_reader(table, None)
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._reader.__arrow_c_stream__(requested_schema)
+
+
+class Relation(Stream):
+    """What we call of DuckDB's relations; its batches are made when they are asked for."""
+
+    def __init__(self, table):
+        self._table = table
+        self.columns = list(table.columns)
+
+    def project(self, names):
+        return Relation(self._table[names.replace('"', "").split(", ")])
+
+    def fetch_record_batch(self, batch_size):
+        assert batch_size > 1000
+        return make_reader(self._table, None)
+
+
+class NewRelation(Relation):
+    """As of DuckDB 2, where the other name is deprecated."""
+
+    def project(self, names):
+        return NewRelation(super().project(names)._table)
+
+    def to_arrow_reader(self, batch_size):
+        return super().fetch_record_batch(batch_size)
+
+    def fetch_record_batch(self, batch_size):
+        raise DeprecationWarning
+
+
 PARTS = {
     "list": lambda table, _: cut(table),
     "tuple": lambda table, _: tuple(map(pa.table, cut(table))),
     "generator": lambda table, _: (pl.DataFrame(part) for part in cut(table)),
     "one": lambda table, _: [table],
     "data set": make_dataset,
+    "row groups": make_row_groups,
+    "filtered data set": make_filtered,
+    "reader": make_reader,
+    "stream": lambda table, _: Stream(table),
+    "relation": lambda table, _: Relation(table),
+    "new relation": lambda table, _: NewRelation(table),
     "chunks of a file": read_chunks,
 }
 
@@ -700,6 +760,38 @@ def test_parts_are_read_one_at_a_time():
     assert counts.sum() == 1000
 
 
+@pytest.mark.parametrize("make", [make_reader, make_row_groups])
+def test_batches_are_read_one_at_a_time(make, tmp_path, monkeypatch):
+    alive = []
+
+    def watch(table, *arguments):
+        assert all(reference() is None for reference in alive)
+        alive.append(weakref.ref(table))
+        return open_table(table, *arguments)
+
+    open_table = table_parts.open_table
+    monkeypatch.setattr(table_parts, "open_table", watch)
+    assert from_dataframe(make(LARGE, tmp_path), LARGE_MODES).sum() == 1000
+    assert len(alive) > 3
+
+
+def test_what_can_be_read_once_says_so():
+    parts = iter([LARGE])
+    reader = make_reader(LARGE, None)
+    for df, kind in [(parts, "list_iterator"), (reader, "RecordBatchReader")]:
+        from_dataframe(df, LARGE_MODES)
+        with pytest.raises(ValueError, match=f"df has no rows, .*: a {kind} gives its parts once"):
+            from_dataframe(df, LARGE_MODES)
+
+
+def test_rows_that_are_left_out_leave_no_labels():
+    """Also if other parts have them; the log says how many there are, once."""
+    table = pd.DataFrame({"k": list("abcab"), "v": [1, np.nan, np.nan, 2, 3]})
+    with_log = from_dataframe([table[:2], table[2:]], ["k"], "v", missing="drop")
+    assert with_log.labels["k"].tolist() == ["a", "b"]
+    assert with_log.tensor.nonzeros()[1].tolist() == [3, 3]
+
+
 def test_ordered_categories_of_parts():
     sizes = pd.Categorical(list("LSML"), categories=list("SMLX"), ordered=True)
     table = pd.DataFrame({"size": sizes, "v": [1.0, 2, 3, 4]})
@@ -711,11 +803,13 @@ def test_ordered_categories_of_parts():
 
 def test_parts_that_do_not_fit():
     for parts, kind, message in [
-        ([LARGE[:5], LARGE.drop(columns="item")], ValueError, "part 1 of df: df has no column 'it"),
-        ([LARGE[:5], {"user": 1}], TypeError, "part 1 of df: df is a dict, expected a table"),
+        ([LARGE[:5], LARGE.drop(columns="item")], ValueError, "part 1 of df: it has no column 'it"),
+        ([LARGE[:5], {"user": 1}], TypeError, "part 1 of df: it is a dict, expected a table"),
         ([LARGE[:5], LARGE.assign(user="a")], TypeError, "holds numbers and text in different"),
         ([], ValueError, "df has no rows"),
         ([LARGE[:0]], ValueError, "df has no rows"),
+        (iter([]), ValueError, "df has no rows, expected at least one: a list_iterator gives"),
+        ([LARGE[:5], [1, 2]], TypeError, "part 1 of df: it is a list, expected a table of pandas"),
         ([LARGE.assign(v=np.nan)], ValueError, "part 0 of df: column 'v' has no value in row 0"),
     ]:  # fmt: skip
         with pytest.raises(kind, match=message):

@@ -8,7 +8,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from tensorly_flycoo.io import entries
 from tensorly_flycoo.io.entries import (
+    Vocabulary,
     convert_column,
     find_places,
     number_entries,
@@ -19,9 +21,14 @@ WEEK = pd.CategoricalDtype(["Mon", "Tue", "Wed"], ordered=True)
 BIG = 2**60
 
 
-def number(entries, **options):
-    column = pd.Series(entries, **options) if not isinstance(entries, pa.Array) else entries
-    return number_entries(convert_column(column, "k") if column is not entries else column, "k")
+def convert(part, **options):
+    if isinstance(part, pa.Array):
+        return part
+    return convert_column(pd.Series(part, **options), "k")
+
+
+def number(part, **options):
+    return number_entries(convert(part, **options), "k")
 
 
 def times(*texts, zone=None):
@@ -81,6 +88,46 @@ def test_labels_of_parts_are_united_exactly(parts, expected):
         assert (places >= 0).all()
         np.testing.assert_array_equal(united.entries[places], labels.entries)
         assert codes.max(initial=-1) < labels.entries.size
+
+
+@pytest.mark.parametrize(("parts", "expected"), UNITED.values(), ids=UNITED)
+def test_a_vocabulary_numbers_parts_before_it_knows_all_labels(parts, expected):
+    columns = [convert(part) for part in parts]
+    for order in (1, -1):
+        vocabulary = Vocabulary("k")
+        numbered = [(column, vocabulary.number(column)) for column in columns[::order]]
+        labels, indices = vocabulary.sort()
+        assert labels.entries.tolist() == expected
+        for column, numbers in numbered:
+            is_present = numbers >= 0
+            found = labels.entries[indices[numbers[is_present]]]
+            codes, own = number_entries(column, "k")
+            np.testing.assert_array_equal(found, own.entries[codes[is_present]])
+            assert (codes[~is_present] == -1).all()
+
+
+def test_labels_that_no_row_has_are_left_out():
+    """Categories that do not occur, and entries of rows that are left out."""
+    vocabulary = Vocabulary("k")
+    first = pa.array(["b", "a", None, "c"]).dictionary_encode()
+    second = pa.DictionaryArray.from_arrays([1, 1], ["z", "d", None])
+    numbers = [vocabulary.number(column) for column in (first, second)]
+    assert numbers[0].tolist() == [0, 1, -1, 2]
+    vocabulary.mark_used(numbers[0][:2])
+    vocabulary.mark_used(numbers[1])
+    labels, indices = vocabulary.sort()
+    assert labels.entries.tolist() == ["a", "b", "d"]
+    assert indices[np.concatenate([numbers[0][:2], numbers[1]])].tolist() == [1, 0, 2, 2]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_texts_are_numbered_in_blocks(size, monkeypatch):
+    monkeypatch.setattr(entries, "_TEXT_BLOCK", size)
+    vocabulary = Vocabulary("k")
+    texts = [f"{number % 7}" for number in range(20)]
+    numbers = [vocabulary.number(pa.array(part, "string_view")) for part in (texts, texts[::-1])]
+    assert numbers[0].tolist() == [number % 7 for number in range(20)]
+    np.testing.assert_array_equal(numbers[1], numbers[0][::-1])
 
 
 def test_an_order_is_kept_only_if_all_parts_have_it():

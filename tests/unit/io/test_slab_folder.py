@@ -13,6 +13,11 @@ import threading
 import tracemalloc
 
 import numpy as np
+import pandas as pd
+import problems
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
 import pytest
 import tensorly as tl
 from problems import compute_all, make_factors, make_problem
@@ -22,6 +27,7 @@ import tensorly_flycoo
 from tensorly_flycoo import (
     FlycooTensor,
     LabelledTensor,
+    from_dataframe,
     load,
     open_slabs,
     save,
@@ -666,3 +672,136 @@ def test_another_run_that_finishes_first_wins(tmp_path):
         slower.__exit__(None, None, None)
     assert [file.name for file in path.iterdir()] == ["of the faster"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+# Tables
+
+TABLE_MODES = ["user", "item", "day"]
+
+
+def draw_table():
+    """Rows repeat, and no value is 0."""
+    rng = np.random.default_rng(0)
+    columns = {
+        "user": [f"user {number}" for number in rng.integers(0, 90, 900)],
+        "item": rng.integers(0, 30, 900),
+        "day": np.datetime64("2026-01-01") + rng.integers(0, 9, 900),
+        "price": rng.normal(size=900),
+    }
+    return pa.table(columns)
+
+
+def cut_table(table):
+    return [table[:0], table[:100], table[100:]]
+
+
+def write_table(table, folder):
+    for number, part in enumerate(cut_table(table)):
+        pyarrow.parquet.write_table(part, folder / f"{number}.parquet", row_group_size=300)
+    return folder
+
+
+TABLES = {
+    "one": lambda table, _: table,
+    "frames": lambda table, _: (part.to_pandas() for part in cut_table(table)),
+    "reader": lambda table, _: table.to_reader(max_chunksize=100),
+    "data set": lambda table, folder: pyarrow.dataset.dataset(write_table(table, folder)),
+    "folder": write_table,
+    "files": lambda table, folder: [write_table(table, folder) / f"{n}.parquet" for n in range(3)],
+}
+
+
+def check_same_labels(x, y):
+    assert list(x.labels) == list(y.labels)
+    assert x.labels.ordered == y.labels.ordered
+    for own, other in zip(x.labels.values(), y.labels.values(), strict=True):
+        assert own.dtype == other.dtype
+        np.testing.assert_array_equal(own, other)
+
+
+@pytest.mark.parametrize("make", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("values", ["price", None])
+def test_a_table_in_a_folder_is_that_in_memory(make, values, path, tmp_path):
+    table = draw_table()
+    folder = tmp_path / "files"
+    folder.mkdir()
+    options = {"slabs": 3, "layout": "replicated", "device": "cpu"}
+    save_slabs(path, make(table, folder), modes=TABLE_MODES, values=values, **options)
+    found = open_slabs(path, device="cpu", verify=True)
+    expected = from_dataframe(table, TABLE_MODES, values, aggregate="sum", **options)
+    check_same_labels(found, expected)
+    assert (found.value_column, found.unknown) == (expected.value_column, None)
+    factors = make_factors(expected.tensor.shape, 3, np.float64)
+    check_same(found.tensor, expected.tensor, factors)
+
+
+def run_table_memory(*arguments):
+    script = os.path.join(os.path.dirname(problems.__file__), "table_memory.py")
+    command = [sys.executable, script, *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("kind", ["arrow", pytest.param("pandas", marks=pytest.mark.slow)])
+def test_tables_in_parts_take_the_memory_of_two_parts(kind):
+    assert float(run_table_memory(kind)) < 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_table_larger_than_the_memory_limit(tmp_path):
+    """Its columns take 530 MB, the tensor 590; the labels that are text some 150 of the 500 MB."""
+    assert "12,000,000 rows" in run_table_memory(tmp_path, 12, 8, 500)
+
+
+def test_rows_of_a_table_can_be_left_out(path):
+    table = pd.DataFrame({"k": ["b", None, "a", "c", "b"], "v": [1, 2, np.nan, 0, 3]})
+    parts = [table[:2], table[2:]]
+    with pytest.raises(ValueError, match="part 0 of parts: column 'k' has no entry in row 1, exp"):
+        save_slabs(path, parts, modes=["k"], values="v")
+    with pytest.raises(ValueError, match="1 of 2 values of column 'v' are 0: pass zeros=\"drop\""):
+        save_slabs(path, parts, modes=["k"], values="v", missing="drop")
+    save_slabs(path, parts, modes=["k"], values="v", missing="drop", zeros="drop")
+    x = open_slabs(path, device="cpu")
+    assert x.labels["k"].tolist() == ["b", "c"]
+    assert [array.tolist() for array in x.tensor.nonzeros()] == [[[0]], [4]]
+
+
+def test_labels_of_a_folder_can_be_given(path):
+    table = pd.DataFrame({"k": ["b", "c"], "v": [1.0, np.nan]})
+    options = {"modes": ["k"], "values": "v", "labels": {"k": list("dcba")}}
+    save_slabs(path, iter([table]), missing="unknown", dtype="float32", **options)
+    x = open_slabs(path, device="cpu")
+    assert x.labels["k"].tolist() == list("dcba")
+    assert (x.unknown, x.tensor.dtype) == ("all", np.float32)
+    assert x.tensor.to_coo().todense().tolist() == [0, 0, 1, 0]
+
+
+def test_tables_that_are_refused(path):
+    table = pd.DataFrame({"k": [1], "v": [1.0]})
+    parts = [table, table.drop(columns="v")]
+    for given, options, kind, message in [
+        (table, {}, TypeError, "parts is a DataFrame and modes is not given, the columns of"),
+        ([table], {}, TypeError, r"parts\[0\]: a DataFrame and modes is not given"),
+        (table, {"values": "v"}, ValueError, "values is 'v', but modes is not given"),
+        (table, {"labels": {}}, ValueError, "labels is {}, but modes is not given"),
+        (table, {"modes": ["k"], "shape": (3,)}, ValueError, "expected neither shape nor columns"),
+        (table, {"modes": ["k"], "zeros": "keep"}, ValueError, "zeros is 'keep', expected 'raise'"),
+        (table, {"modes": ["k"], "missing": "no"}, ValueError, "missing is 'no', expected "),
+        (table, {"modes": ["k"], "labels": {"v": [1]}}, ValueError, "expected only columns of mod"),
+        (table, {"modes": ["x"]}, ValueError, "parts has no column 'x', expected one of"),
+        (parts, {"modes": ["k"], "values": "v"}, ValueError, "part 1 of parts: it has no column"),
+        ([table, 3], {"modes": ["k"]}, TypeError, "part 1 of parts: it is a int, expected a tab"),
+        (iter([]), {"modes": ["k"]}, ValueError, "parts has no rows, .* gives its parts once"),
+        ([], {"modes": ["k"]}, ValueError, "parts has no rows, expected at least one$"),
+        (__file__, {"modes": ["k"]}, ValueError, "test_slab_folder.py is not .parquet: pass its"),
+        (split(make_problem(SHAPE, 9)), {"modes": ["k"]}, TypeError, "it is a tuple, expected a"),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=message):
+            save_slabs(path, given, **options)
+        assert not path.exists()
+
+
+def test_an_empty_table_is_refused(path):
+    table = draw_table()[:0]
+    with pytest.raises(ValueError, match="parts has no rows, expected at least one"):
+        save_slabs(path, table, modes=TABLE_MODES)

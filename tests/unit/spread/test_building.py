@@ -9,7 +9,13 @@ from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.spread import building
-from tensorly_flycoo.spread.building import MemoryBuilder, arrange_slab, split_records, take_rows
+from tensorly_flycoo.spread.building import (
+    MemoryBuilder,
+    arrange_slab,
+    number_buckets,
+    split_records,
+    take_rows,
+)
 
 SHAPE = (3, 12)
 CUT = CPU.choose_cut(SHAPE, np.dtype("float64"))
@@ -23,7 +29,8 @@ def draw(nnz=200):
 
 def test_buckets_keep_the_given_sequence():
     (coords, values), buckets = draw(), [range(5), range(5, 6), range(6, 12)]
-    parts = split_records(pack(FORMAT, coords, values), buckets, FORMAT)
+    records = pack(FORMAT, coords, values)
+    parts = split_records(records, number_buckets(buckets), FORMAT)
     for rows, found in zip(buckets, parts, strict=True):
         is_own = np.isin(coords[1], rows)
         np.testing.assert_array_equal(FORMAT.coords(found), coords[:, is_own])
