@@ -98,13 +98,14 @@ def suits_cpu_engine(a: Array, b: Array) -> bool:
     """
     if not (type(a) is type(b) is np.ndarray and a.ndim == b.ndim == 2):
         return False
+    sizes = (*a.shape, b.shape[1])
+    if math.prod(sizes) <= _MIN_CPU_ENGINE_WORK:
+        return False
     if a.dtype != b.dtype or a.dtype.char not in FLOAT_CHARS or a.shape[1] != b.shape[0]:
         return False
-    sizes = (*a.shape, b.shape[1])
     # At most one of the three sizes is long, and it is not the columns of `b`.
     _, middle, longest = sorted(sizes)
-    is_narrow = middle * a.itemsize <= _MAX_CPU_ENGINE_NBYTES and b.shape[1] < longest
-    return is_narrow and math.prod(sizes) > _MIN_CPU_ENGINE_WORK
+    return middle * a.itemsize <= _MAX_CPU_ENGINE_NBYTES and b.shape[1] < longest
 
 
 def multiply(a: Array, b: Array) -> Array:
@@ -490,12 +491,20 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
     return inverse, condition
 
 
+@functools.cache
+def _make_identity(size: int) -> np.ndarray:
+    """Return an identity matrix (size, size), which nobody may write to."""
+    identity = np.eye(size)
+    identity.flags.writeable = False
+    return identity
+
+
 def _find_inverse(a: np.ndarray) -> tuple[np.ndarray, float]:
     """Invert a float64 matrix, in half the time of `numpy.linalg.inv`.
 
     Also returns its condition number in the 1-norm, infinite if it is singular.
     """
-    identity = np.eye(a.shape[0])
+    identity = _make_identity(a.shape[0])
     if a.shape[0] < _MIN_INVERTED_SIZE:
         _, _, inverse, info = lapack.dgesv(a, identity)
     else:

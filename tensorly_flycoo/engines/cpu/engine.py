@@ -143,7 +143,7 @@ class CpuEngine(CpuPrimitives, Engine):
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
         num_tiles = layout.tilings[mode].carry_rows.size
         most_rows = num_tiles * layout.tile_size // _READS_A_COPY
-        arrays = [_align(factors[n], most_rows) for n in sorted(factors) if n != mode]
+        arrays = [_align(factor, most_rows) for n, factor in sorted(factors.items()) if n != mode]
         if mode in factors:
             arrays.append(_align(factors[mode], most_rows))
         return tuple(arrays), np.empty((num_tiles, out.shape[1]), out.dtype)
@@ -173,7 +173,7 @@ class CpuEngine(CpuPrimitives, Engine):
             fields = Fields.of(record_format, inputs)
             factors = list(inputs.values())
         else:  # with a single mode each nonzero takes row 0 of a factor of ones
-            zero = (np.uint64(0),)
+            zero = (0,)
             fields = Fields(zero, zero, zero)
             factors = [np.ones((1, 1), out.dtype)]
         kronecker = ttmc_kernels.lay_out_factors(fields, factors)
