@@ -177,6 +177,13 @@ class Engine(Primitives, ABC):
         indices are arbitrary.
         """
 
+    def combine_group(self, layout: Layout, factors: Sequence[Array], number: int) -> Array:
+        """Return `combine_rows` of the factors of a group of a layout, by its number.
+
+        Rows of indices without nonzeros, which no pass reads, may be arbitrary too.
+        """
+        return self.combine_rows(factors, layout.record_format.bits_below[number])
+
     @abstractmethod
     def contract_rows(
         self,

@@ -475,7 +475,10 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
     eps = float(limits.eps)
     exact = a.astype(np.float64, copy=False)
     inverse, condition = _find_inverse(exact)
-    if not condition * condition * eps <= 1:  # large, or nan
+    is_well_conditioned = condition * condition * eps <= 1  # False for nan
+    if is_well_conditioned and exact is a:
+        return inverse, condition
+    if not is_well_conditioned:
         scale = np.sqrt(np.abs(exact.diagonal()))
         least = (float(limits.smallest_normal) / eps) ** 0.5
         scale = np.where((scale > least) & (scale < np.inf), scale, 1.0)

@@ -83,7 +83,7 @@ def _merge(layout: Any, engine: Any, factors: Sequence[Array], number: int) -> A
     """Return the factor of a group of several modes: the product of their factors."""
     is_numbered = number == 0 and layout.prefixes is not None
     if not is_numbered:
-        return engine.combine_rows(factors, layout.record_format.bits_below[number])
+        return engine.combine_group(layout, factors, number)
     # The tensor of prefixes has a one for each number, so its MTTKRP for the mode of numbers is
     # the product of the factors' rows for each.
     num_prefixes = layout.record_format.num_prefixes

@@ -3,6 +3,7 @@
 `gram_products` tells why, and how long that is right. Here Gram matrices are plain arrays.
 """
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ class HostGrams:
     def compute_fit(self, norm: float, weights: Any, factors: Sequence[Any], mttkrp: Any) -> float:
         """Compute the norm of the difference of a tensor and a CP model: see `gram_products`."""
         cached = [self._find(factor, find_whole(factor)) for factor in factors]
-        product: Any = math.prod(of_factor.gram for of_factor in cached)
+        product = functools.reduce(np.multiply, [of_factor.gram for of_factor in cached])
         if weights is not None:
             product = product * (weights[:, None] * weights)
         last = cached[-1]

@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from ...base.array_modules import move
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
-from ...format.primitives import Step
+from ...format.primitives import Step, index_dtype
 from ..protocol import Engine, Factors
 from . import mttkrp, narrow_rows, products, ratios, row_updates, threads, updates
 from . import ttmc as ttmc_kernels
@@ -147,6 +147,13 @@ class CpuEngine(CpuPrimitives, Engine):
         if mode in factors:
             arrays.append(_align(factors[mode], most_rows))
         return tuple(arrays), np.empty((num_tiles, out.shape[1]), out.dtype)
+
+    def combine_group(self, layout: Layout, factors: Sequence[Array], number: int) -> Array:
+        key = ("nonempty rows", number)
+        if key not in layout.prepared:
+            layout.prepared[key] = _list_nonempty_rows(layout, number)
+        bits = layout.record_format.bits_below[number]
+        return products.combine_rows(factors, bits, layout.prepared[key])
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
         updates.add_up(updates.scale_blocks, (product, factor, scales), sums[None])
@@ -318,6 +325,17 @@ def _gather_arguments(
         reads_ahead=reads_ahead,
     )
     return tiles, Storage.of(step, layout.record_format), operands
+
+
+def _list_nonempty_rows(layout: Layout, mode: int) -> Array | None:
+    """List the rows of a mode that have nonzeros; None if all have."""
+    empty_rows = layout.tilings[mode].empty_rows
+    if empty_rows.size == 0:
+        return None
+    num_rows = layout.merged.shape[mode]
+    is_empty = np.zeros(num_rows, bool)
+    is_empty[empty_rows] = True
+    return np.flatnonzero(~is_empty).astype(index_dtype(num_rows))
 
 
 def _prepare_mode(layout: Layout, step: Step, mode: int) -> tuple[Tiles, Fields, Fields]:

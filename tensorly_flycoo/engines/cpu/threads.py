@@ -30,8 +30,9 @@ from .compiling import kernel
 from .lowering import compile_within
 from .records import intrinsic
 
-#: Work of a thread for which it is worth waking.
+#: Work of a thread for which it is worth waking, and for which it is worth calling while awake.
 _WORTH_NS = 2e4
+_WORTH_AWAKE_NS = 1e4
 
 #: Parts of a loop for each thread; more than one, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 8
@@ -47,8 +48,9 @@ _INTERRUPTIBLE_NS = 1e8
 _HELPER_TURNS = 1000
 _TURNS = 1000
 
-#: A job that comes so soon after the last one is one of many. After it helpers wait for the next
-#: one for so many turns more, in each of which any other thread that needs the core goes first.
+#: A job that comes so soon after the last one is one of many, for which helpers may be awake still.
+#: After it they wait for the next one for so many turns more, in each of which any other thread
+#: that needs the core goes first.
 _SOON_NS = 200_000
 _PATIENT_TURNS = 500
 
@@ -377,10 +379,9 @@ def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: floa
     As many threads take part as the work is worth; `work_ns` says roughly how long one would take.
     """
     global _last_end_ns
-    num_threads = _choose_threads(count, work_ns)
-    patience = 0
-    if num_threads > 1 and time.perf_counter_ns() - _last_end_ns < _SOON_NS:
-        patience = _PATIENT_TURNS
+    are_awake = time.perf_counter_ns() - _last_end_ns < _SOON_NS
+    num_threads = _choose_threads(count, work_ns, are_awake)
+    patience = _PATIENT_TURNS if are_awake else 0
     share_ns = work_ns / num_threads
     num_parts = num_threads * min(_PARTS_PER_THREAD, max(1, int(share_ns / _PART_NS)))
     step = max(num_parts, int(count / max(1, share_ns / _INTERRUPTIBLE_NS)))
@@ -397,12 +398,13 @@ def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: floa
 
 
 #: When the last loop on several threads ended.
-_last_end_ns = 0
+_last_end_ns = -_SOON_NS
 
 
-def _choose_threads(count: int, work_ns: float) -> int:
+def _choose_threads(count: int, work_ns: float, are_awake: bool) -> int:
     """Return the threads that work is worth: at most numba's number, and the items of its loop."""
-    most = min(count, work_ns / _WORTH_NS)
+    worth_ns = _WORTH_AWAKE_NS if are_awake else _WORTH_NS
+    most = min(count, work_ns / worth_ns)
     if most < 2:
         return 1
     return min(int(most), numba.get_num_threads())
