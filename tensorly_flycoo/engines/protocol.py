@@ -177,10 +177,11 @@ class Engine(Primitives, ABC):
         indices are arbitrary.
         """
 
-    def combine_group(self, layout: Layout, factors: Sequence[Array], number: int) -> Array:
-        """Return `combine_rows` of the factors of a group of a layout, by its number.
+    def make_group_factor(self, layout: Layout, factors: Sequence[Array], number: int) -> Any:
+        """Return the factor of a group of a layout, as the engine's passes take it.
 
-        Rows of indices without nonzeros, which no pass reads, may be arbitrary too.
+        It stands for `combine_rows` of the factors of the group's modes, but rows of indices
+        without nonzeros, which no pass reads, may be arbitrary too.
         """
         return self.combine_rows(factors, layout.record_format.bits_below[number])
 

@@ -6,7 +6,7 @@ and take the cores from the engine's. Here a product's bits depend on no number 
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray as Array
@@ -30,6 +30,9 @@ _MAX_BLOCKS = 512
 #: Rows that stay in the nearest cache while all is computed with them. Sums over them are in the
 #: matrices' own precision, those over more rows in float64.
 CACHED_ROWS = 64
+
+#: A combined factor of so many bytes fills a good part of the second cache.
+_FAR_NBYTES = 2**19
 
 #: Time for a byte of a group's rows that is read or written.
 _BYTE_NS = 0.125
@@ -228,9 +231,31 @@ def _sum_columns(
         store(total, sums, np.uint64(target), column)
 
 
-def combine_rows(
-    factors: Sequence[Array], bits: Sequence[int], rows: Array | None = None
-) -> Array:
+class GroupFactor(NamedTuple):
+    """The factor of a group of modes, which a pass may read without combining it."""
+
+    factors: Sequence[Array]  # of the modes
+    bits: Sequence[int]  # as `combine_rows` takes them
+    rows: Array | None  # those that passes read; None if they read all
+
+    def combine(self) -> Array:
+        """Return the factor; rows that no pass reads are arbitrary."""
+        return combine_rows(self.factors, self.bits, self.rows)
+
+    def is_read_apart(self) -> bool:
+        """Say whether a pass that reads no other factor should read those of the modes.
+
+        A product of two rows takes as long as a row from a cache that is not the nearest, and
+        nothing has to be written before. A third row would take longer.
+        """
+        num_rows = len(self.factors[0]) << self.bits[0]
+        if self.rows is not None:
+            num_rows = self.rows.size
+        row_nbytes = self.factors[0].shape[1] * self.factors[0].itemsize
+        return len(self.factors) == 2 and num_rows * row_nbytes >= _FAR_NBYTES
+
+
+def combine_rows(factors: Sequence[Array], bits: Sequence[int], rows: Array | None = None) -> Array:
     """See `Engine.combine_rows`; rows that stand for no indices are zero.
 
     If the numbers of some `rows` are given, the others are arbitrary.
