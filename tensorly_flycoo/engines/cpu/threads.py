@@ -379,9 +379,12 @@ def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: floa
     As many threads take part as the work is worth; `work_ns` says roughly how long one would take.
     """
     global _last_end_ns
-    are_awake = time.perf_counter_ns() - _last_end_ns < _SOON_NS
-    num_threads = _choose_threads(count, work_ns, are_awake)
-    patience = _PATIENT_TURNS if are_awake else 0
+    num_threads = 1
+    patience = 0
+    if work_ns >= 2 * _WORTH_AWAKE_NS:
+        are_awake = time.perf_counter_ns() - _last_end_ns < _SOON_NS
+        num_threads = _choose_threads(count, work_ns, are_awake)
+        patience = _PATIENT_TURNS if are_awake else 0
     share_ns = work_ns / num_threads
     num_parts = num_threads * min(_PARTS_PER_THREAD, max(1, int(share_ns / _PART_NS)))
     step = max(num_parts, int(count / max(1, share_ns / _INTERRUPTIBLE_NS)))
@@ -404,10 +407,8 @@ _last_end_ns = -_SOON_NS
 def _choose_threads(count: int, work_ns: float, are_awake: bool) -> int:
     """Return the threads that work is worth: at most numba's number, and the items of its loop."""
     worth_ns = _WORTH_AWAKE_NS if are_awake else _WORTH_NS
-    most = min(count, work_ns / worth_ns)
-    if most < 2:
-        return 1
-    return min(int(most), numba.get_num_threads())
+    most = min(count, int(work_ns / worth_ns))
+    return min(most, numba.get_num_threads()) if most > 1 else 1
 
 
 @functools.cache
