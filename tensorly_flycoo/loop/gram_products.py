@@ -401,7 +401,7 @@ def compute_fit(
     `norm` is the tensor's, `mttkrp` that of the last mode. None if the kernels do not suit.
     Otherwise the host has waited for the GPU, once; before that it has called `meanwhile`.
     """
-    if memory is not None and type(mttkrp) is np.ndarray:
+    if memory is not None and type(mttkrp) is np.ndarray and not _is_on_gpu(mttkrp):
         weights_that_matter = None if memory.has_unit_weights else weights
         return memory.host.compute_fit(norm, weights_that_matter, factors, mttkrp)
     kernels_of_mttkrp = _find_kernels(mttkrp)
