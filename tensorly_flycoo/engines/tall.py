@@ -497,7 +497,7 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
 @functools.cache
 def _make_identity(size: int) -> np.ndarray:
     """Return an identity matrix (size, size), which nobody may write to."""
-    identity = np.eye(size)
+    identity = np.eye(size, order="F")  # as LAPACK reads it
     identity.flags.writeable = False
     return identity
 

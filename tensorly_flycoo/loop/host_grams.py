@@ -15,6 +15,10 @@ from ..engines.narrow_rows import NarrowRows
 from ..engines.tall import inner_product, multiply, solve_rows
 
 
+#: Gram matrices that are kept before those of factors that are gone are dropped.
+_MOST_CACHED = 32
+
+
 class _CachedHostGram(NamedTuple):
     factor: Callable[[], np.ndarray | None]  # a weak reference
     gram: np.ndarray
@@ -90,9 +94,10 @@ class HostGrams:
         """Keep a factor's Gram matrix while the factor lives; `solved` is of its MTTKRP, if any."""
         if factor is None:
             return _CachedHostGram(lambda: None, gram)
-        for number, old in list(self._cached.items()):
-            if old.factor() is None:
-                del self._cached[number]
+        if len(self._cached) >= _MOST_CACHED:
+            for number, old in list(self._cached.items()):
+                if old.factor() is None:
+                    del self._cached[number]
         cached = _CachedHostGram(weakref.ref(factor), gram, *solved)
         self._cached[id(factor)] = cached
         return cached
