@@ -14,7 +14,6 @@ import numpy as np
 from ..engines.narrow_rows import NarrowRows
 from ..engines.tall import inner_product, multiply, solve_rows
 
-
 #: Gram matrices that are kept before those of factors that are gone are dropped.
 _MOST_CACHED = 32
 
