@@ -34,7 +34,7 @@ CACHED_ROWS = 64
 #: A combined factor of so many bytes fills a good part of the second cache.
 _FAR_NBYTES = 2**19
 
-#: Time for a byte of a group's rows that is read or written.
+#: Time for a byte of a group's rows: most are in caches of other cores, written by their threads.
 _BYTE_NS = 0.125
 
 #: Rows of a product that are computed together, in registers; and those that are left over.
@@ -269,10 +269,9 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int], rows: Array | No
         is_last = n == 0
         wanted_rows = list_places(rows if is_last else None, len(combined))
         count = wanted_rows.size or len(combined)
-        lanes = (0,) * count_lanes(combined, VECTOR_NBYTES)
         work_ns = count * combined.strides[0] * _BYTE_NS
         threads.launch(
-            _combine, count, outer, inner, num_bits, wanted_rows, combined, lanes, work_ns=work_ns
+            _combine, count, outer, inner, num_bits, wanted_rows, combined, work_ns=work_ns
         )
     return combined
 
@@ -286,7 +285,6 @@ def _combine(
     num_bits: int,
     rows: Array,
     combined: Array,
-    lanes: Any,
 ) -> None:
     """Write row b of `inner` times row a of `outer` to row (a, b) of those in the list `rows`.
 
@@ -297,13 +295,8 @@ def _combine(
         row = place_of(rows, i)
         a = row >> bits
         b = row - (a << bits)
-        for step in range(0, combined.shape[1], len(lanes)):
-            # The last step may overlap the one before: some columns get the same bits twice.
-            column = np.uint64(min(step, combined.shape[1] - len(lanes)))
-            product = spread(combined.dtype.type(0), lanes)
-            if b < inner.shape[0]:
-                product = load(outer, a, column, lanes) * load(inner, b, column, lanes)
-            store(product, combined, row, column)
+        for r in range(np.uint64(combined.shape[1])):
+            combined[row, r] = outer[a, r] * inner[b, r] if b < inner.shape[0] else 0
 
 
 def contract_rows(
