@@ -5,8 +5,9 @@ which makes it up to a hundred times slower when another process needs a core, a
 does not allow two threads at a time.
 
 A loop is cut into parts, which the caller and its helpers take by an atomic counter. Helpers are
-threads in compiled code, without the GIL: to wake one that sleeps takes a few microseconds and no
-Python. They go to sleep if no loop follows soon. A call lasts until no helper is at work, so nothing writes to its arguments afterwards.
+threads in compiled code, without the GIL. They go to sleep if no loop follows soon; to wake one
+takes a few microseconds and no Python. A call lasts until no helper is at work, so nothing writes
+to its arguments afterwards.
 """
 
 import ctypes
