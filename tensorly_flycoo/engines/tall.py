@@ -496,7 +496,7 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
 
 @functools.cache
 def _make_identity(size: int) -> np.ndarray:
-    """Return an identity matrix (size, size), which nobody may write to."""
+    """Return a small identity matrix (size, size), which nobody may write to."""
     identity = np.eye(size, order="F")  # as LAPACK reads it
     identity.flags.writeable = False
     return identity
@@ -507,11 +507,11 @@ def _find_inverse(a: np.ndarray) -> tuple[np.ndarray, float]:
 
     Also returns its condition number in the 1-norm, infinite if it is singular.
     """
-    identity = _make_identity(a.shape[0])
-    if a.shape[0] < _MIN_INVERTED_SIZE:
-        _, _, inverse, info = lapack.dgesv(a, identity)
+    size = a.shape[0]
+    if size < _MIN_INVERTED_SIZE:
+        _, _, inverse, info = lapack.dgesv(a, _make_identity(size))
     else:
-        _, _, inverse, info = call_lapack(lapack.dgesv, a, identity)
+        _, _, inverse, info = call_lapack(lapack.dgesv, a, np.eye(size))
     condition = lapack.dlange("1", a) * lapack.dlange("1", inverse)
     if info > 0:
         condition = math.inf
