@@ -20,8 +20,9 @@ in a process; a time is that of the fastest of many sweeps; one column of every 
 against NumPy. All settings in `SETTINGS` are printed: count the fastest of each library.
 
 Iterations of whole CP-ALS are compared too: our `parafac` of a `sparse.COO`, and ALTO's program
-`cpd64` (built with gcc and OpenBLAS, and with `%.7f` for `%.4f` where cpd.hpp prints `time(for
-MTTKRP)`), both with their errors.
+`cpd64`, both with their errors. Build `cpd64` with gcc (``-march=native
+-mprefer-vector-width=512``) and the OpenBLAS that uses OpenMP, whose kernels for Haswell are its
+fastest, and with `%.7f` for `%.4f` where cpd.hpp prints `time(for MTTKRP)`.
 
 Run it::
 
@@ -121,14 +122,16 @@ def time_parafac(coo, factors):
     """Return the seconds of the fastest iteration of `parafac`."""
     import tensorly as tl
 
-    stamps = []
+    from tensorly_flycoo import Progress
+
     tl.set_backend("flycoo")
-    tl.decomposition.parafac(
-        coo, factors[0].shape[1], init=(None, [factor.copy() for factor in factors]),
-        n_iter_max=NUM_ITERATIONS, tol=1e-300,
-        callback=lambda *_: stamps.append(time.perf_counter()),
-    )  # fmt: skip
-    return float(np.diff(stamps).min())
+    # It only reads factors: what is known of them is kept, as without a callback.
+    with Progress(NUM_ITERATIONS, show=None) as progress:
+        tl.decomposition.parafac(
+            coo, factors[0].shape[1], init=(None, [factor.copy() for factor in factors]),
+            n_iter_max=NUM_ITERATIONS, tol=1e-300, callback=progress,
+        )  # fmt: skip
+    return min(progress.seconds)
 
 
 def measure_flycoo(arrays, counts):
@@ -166,7 +169,10 @@ def measure_program(path, arrays, counts):
             values.astype(float).tofile(file)
         options = f"-b {tensor} -r {rank} -l als -m {NUM_ITERATIONS} -e 1e-300".split()
         for threads in counts:
-            environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+            environment = os.environ | {
+                "OMP_NUM_THREADS": str(threads),
+                "OPENBLAS_CORETYPE": "Haswell",
+            }
             program = subprocess.run(
                 [path, *options], env=environment, capture_output=True, text=True, check=True
             )

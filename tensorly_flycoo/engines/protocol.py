@@ -177,6 +177,14 @@ class Engine(Primitives, ABC):
         indices are arbitrary.
         """
 
+    def make_group_factor(self, layout: Layout, factors: Sequence[Array], number: int) -> Any:
+        """Return the factor of a group of a layout, as the engine's passes take it.
+
+        It stands for `combine_rows` of the factors of the group's modes, but rows of indices
+        without nonzeros, which no pass reads, may be arbitrary too.
+        """
+        return self.combine_rows(factors, layout.record_format.bits_below[number])
+
     @abstractmethod
     def contract_rows(
         self,

@@ -98,13 +98,14 @@ def suits_cpu_engine(a: Array, b: Array) -> bool:
     """
     if not (type(a) is type(b) is np.ndarray and a.ndim == b.ndim == 2):
         return False
+    sizes = (*a.shape, b.shape[1])
+    if math.prod(sizes) <= _MIN_CPU_ENGINE_WORK:
+        return False
     if a.dtype != b.dtype or a.dtype.char not in FLOAT_CHARS or a.shape[1] != b.shape[0]:
         return False
-    sizes = (*a.shape, b.shape[1])
     # At most one of the three sizes is long, and it is not the columns of `b`.
     _, middle, longest = sorted(sizes)
-    is_narrow = middle * a.itemsize <= _MAX_CPU_ENGINE_NBYTES and b.shape[1] < longest
-    return is_narrow and math.prod(sizes) > _MIN_CPU_ENGINE_WORK
+    return middle * a.itemsize <= _MAX_CPU_ENGINE_NBYTES and b.shape[1] < longest
 
 
 def multiply(a: Array, b: Array) -> Array:
@@ -474,7 +475,10 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
     eps = float(limits.eps)
     exact = a.astype(np.float64, copy=False)
     inverse, condition = _find_inverse(exact)
-    if not condition * condition * eps <= 1:  # large, or nan
+    is_well_conditioned = condition * condition * eps <= 1  # False for nan
+    if is_well_conditioned and exact is a:
+        return inverse, condition
+    if not is_well_conditioned:
         scale = np.sqrt(np.abs(exact.diagonal()))
         least = (float(limits.smallest_normal) / eps) ** 0.5
         scale = np.where((scale > least) & (scale < np.inf), scale, 1.0)
@@ -490,16 +494,24 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
     return inverse, condition
 
 
+@functools.cache
+def _make_identity(size: int) -> np.ndarray:
+    """Return a small identity matrix (size, size), which nobody may write to."""
+    identity = np.eye(size, order="F")  # as LAPACK reads it
+    identity.flags.writeable = False
+    return identity
+
+
 def _find_inverse(a: np.ndarray) -> tuple[np.ndarray, float]:
     """Invert a float64 matrix, in half the time of `numpy.linalg.inv`.
 
     Also returns its condition number in the 1-norm, infinite if it is singular.
     """
-    identity = np.eye(a.shape[0])
-    if a.shape[0] < _MIN_INVERTED_SIZE:
-        _, _, inverse, info = lapack.dgesv(a, identity)
+    size = a.shape[0]
+    if size < _MIN_INVERTED_SIZE:
+        _, _, inverse, info = lapack.dgesv(a, _make_identity(size))
     else:
-        _, _, inverse, info = call_lapack(lapack.dgesv, a, identity)
+        _, _, inverse, info = call_lapack(lapack.dgesv, a, np.eye(size))
     condition = lapack.dlange("1", a) * lapack.dlange("1", inverse)
     if info > 0:
         condition = math.inf

@@ -65,7 +65,7 @@ def apply_to_groups(
     return total
 
 
-def _merge_all(layout: Any, engine: Any, inputs: Mapping[int, Array]) -> dict[int, Array]:
+def _merge_all(layout: Any, engine: Any, inputs: Mapping[int, Array]) -> dict[int, Any]:
     """Return the factor of each group of which all modes have one, by the group's number."""
     merged = {}
     for number, group in enumerate(layout.record_format.groups):
@@ -79,11 +79,11 @@ def _merge_all(layout: Any, engine: Any, inputs: Mapping[int, Array]) -> dict[in
     return merged
 
 
-def _merge(layout: Any, engine: Any, factors: Sequence[Array], number: int) -> Array:
+def _merge(layout: Any, engine: Any, factors: Sequence[Array], number: int) -> Any:
     """Return the factor of a group of several modes: the product of their factors."""
     is_numbered = number == 0 and layout.prefixes is not None
     if not is_numbered:
-        return engine.combine_rows(factors, layout.record_format.bits_below[number])
+        return engine.make_group_factor(layout, factors, number)
     # The tensor of prefixes has a one for each number, so its MTTKRP for the mode of numbers is
     # the product of the factors' rows for each.
     num_prefixes = layout.record_format.num_prefixes

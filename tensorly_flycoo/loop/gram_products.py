@@ -403,7 +403,8 @@ def compute_fit(
     Otherwise the host has waited for the GPU, once; before that it has called `meanwhile`.
     """
     if memory is not None and type(mttkrp) is np.ndarray and not _is_on_gpu(mttkrp):
-        return memory.host.compute_fit(norm, weights, factors, mttkrp)
+        weights_that_matter = None if memory.has_unit_weights else weights
+        return memory.host.compute_fit(norm, weights_that_matter, factors, mttkrp)
     kernels_of_mttkrp = _find_kernels(mttkrp)
     if kernels_of_mttkrp is None:
         return None

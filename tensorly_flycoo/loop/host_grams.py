@@ -3,6 +3,7 @@
 `gram_products` tells why, and how long that is right. Here Gram matrices are plain arrays.
 """
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,6 +13,9 @@ import numpy as np
 
 from ..engines.narrow_rows import NarrowRows
 from ..engines.tall import inner_product, multiply, solve_rows
+
+#: Gram matrices that are kept before those of factors that are gone are dropped.
+_MOST_CACHED = 32
 
 
 class _CachedHostGram(NamedTuple):
@@ -64,7 +68,7 @@ class HostGrams:
     def compute_fit(self, norm: float, weights: Any, factors: Sequence[Any], mttkrp: Any) -> float:
         """Compute the norm of the difference of a tensor and a CP model: see `gram_products`."""
         cached = [self._find(factor, find_whole(factor)) for factor in factors]
-        product: Any = math.prod(of_factor.gram for of_factor in cached)
+        product = functools.reduce(np.multiply, [of_factor.gram for of_factor in cached])
         if weights is not None:
             product = product * (weights[:, None] * weights)
         last = cached[-1]
@@ -89,9 +93,10 @@ class HostGrams:
         """Keep a factor's Gram matrix while the factor lives; `solved` is of its MTTKRP, if any."""
         if factor is None:
             return _CachedHostGram(lambda: None, gram)
-        for number, old in list(self._cached.items()):
-            if old.factor() is None:
-                del self._cached[number]
+        if len(self._cached) >= _MOST_CACHED:
+            for number, old in list(self._cached.items()):
+                if old.factor() is None:
+                    del self._cached[number]
         cached = _CachedHostGram(weakref.ref(factor), gram, *solved)
         self._cached[id(factor)] = cached
         return cached

@@ -4,6 +4,7 @@ Threads: numba's number (`numba.set_num_threads`, NUMBA_NUM_THREADS). Results do
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numba
 import numpy as np
@@ -12,13 +13,14 @@ from numpy import ndarray as Array
 from ...base.array_modules import move
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
-from ...format.primitives import Step
+from ...format.primitives import Step, index_dtype
 from ..protocol import Engine, Factors
 from . import mttkrp, narrow_rows, products, ratios, row_updates, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
 from .primitives import CpuPrimitives
+from .products import GroupFactor
 from .records import CACHE_LINE_NBYTES, Fields, Storage, Tiles, allocate_lines, list_places
 from .segments import LEAST_NNZ, find_segments, mttkrp_segments
 
@@ -78,7 +80,7 @@ class CpuEngine(CpuPrimitives, Engine):
             # Segments serve a factor that does not fit the cache; the bits are the same. Where rows
             # are read ahead, tiles are faster.
             segments = None
-            if nnz >= LEAST_NNZ and not reads_ahead:
+            if nnz >= LEAST_NNZ and not reads_ahead and not _are_apart(arrays):
                 segments = find_segments(layout, step, mode, arrays)
             if self.is_logging():
                 kernel = "mttkrp_segments" if segments else "mttkrp_tiles"
@@ -139,14 +141,35 @@ class CpuEngine(CpuPrimitives, Engine):
 
     def allocate_workspace(
         self, layout: Layout, factors: Factors, mode: int, out: Array
-    ) -> tuple[tuple[Array, ...], Array]:
-        """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
+    ) -> tuple[tuple[Any, ...], Array]:
+        """Return the factors as kernels read them, that of `mode` last, and memory for carries.
+
+        That of a group, if it is the only one, may be a tuple of the factors of its modes.
+        """
         num_tiles = layout.tilings[mode].carry_rows.size
         most_rows = num_tiles * layout.tile_size // _READS_A_COPY
-        arrays = [_align(factors[n], most_rows) for n in sorted(factors) if n != mode]
-        if mode in factors:
-            arrays.append(_align(factors[mode], most_rows))
-        return tuple(arrays), np.empty((num_tiles, out.shape[1]), out.dtype)
+        partial_rows = np.empty((num_tiles, out.shape[1]), out.dtype)
+        modes = sorted(factors, key=lambda n: (n == mode, n))
+        arrays: list[Any] = []
+        for n in modes:
+            factor = factors[n]
+            if not isinstance(factor, GroupFactor):
+                arrays.append(_align(factor, most_rows))
+            elif len(modes) == 1 and factor.is_read_apart():
+                members = [_align(member, most_rows) for member in factor.factors]
+                arrays.append(tuple(members))
+            else:
+                arrays.append(_align(factor.combine(), most_rows))
+        return tuple(arrays), partial_rows
+
+    def make_group_factor(
+        self, layout: Layout, factors: Sequence[Array], number: int
+    ) -> GroupFactor:
+        key = ("nonempty rows", number)
+        if key not in layout.prepared:
+            layout.prepared[key] = _list_nonempty_rows(layout, number)
+        bits = layout.record_format.bits_below[number]
+        return GroupFactor(factors, bits, layout.prepared[key])
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
         updates.add_up(updates.scale_blocks, (product, factor, scales), sums[None])
@@ -173,7 +196,7 @@ class CpuEngine(CpuPrimitives, Engine):
             fields = Fields.of(record_format, inputs)
             factors = list(inputs.values())
         else:  # with a single mode each nonzero takes row 0 of a factor of ones
-            zero = (np.uint64(0),)
+            zero = (0,)
             fields = Fields(zero, zero, zero)
             factors = [np.ones((1, 1), out.dtype)]
         kronecker = ttmc_kernels.lay_out_factors(fields, factors)
@@ -241,7 +264,12 @@ class CpuEngine(CpuPrimitives, Engine):
     find_peaks = staticmethod(row_updates.find_peaks)
 
 
-def _find_reads_ahead(factors: Sequence[Array], itemsize: int, num_lanes: int) -> bool | None:
+def _are_apart(factors: Sequence[Any]) -> bool:
+    """Say whether the only factor, of a group, is a tuple of the factors of the group's modes."""
+    return len(factors) == 1 and isinstance(factors[0], tuple)
+
+
+def _find_reads_ahead(factors: Sequence[Any], itemsize: int, num_lanes: int) -> bool | None:
     """Return True if MTTKRP should prefetch rows of the factors, else None.
 
     Its values have `itemsize` bytes, and a step has so many lanes.
@@ -250,7 +278,7 @@ def _find_reads_ahead(factors: Sequence[Array], itemsize: int, num_lanes: int) -
     rows fills up its queues, so that it begins with fewer. Rows of less than a cache line do not
     need it.
     """
-    if not factors:
+    if not factors or _are_apart(factors):
         return None
     is_narrow = factors[0].itemsize < itemsize
     fills_line = num_lanes * factors[0].itemsize >= CACHE_LINE_NBYTES
@@ -296,7 +324,7 @@ def _gather_arguments(
     layout: Layout,
     step: Step,
     mode: int,
-    factors: tuple[Array, ...],
+    factors: tuple[Any, ...],
     out: Array,
     partial_rows: Array,
     lanes: tuple[int, ...],
@@ -304,9 +332,11 @@ def _gather_arguments(
     reads_ahead: bool | None = None,
 ) -> tuple[Tiles, Storage, mttkrp.Operands]:
     """Return the arguments of the loops that compute MTTKRP."""
-    if mode not in layout.prepared:
-        layout.prepared[mode] = _prepare_mode(layout, step, mode)
-    tiles, out_field, factor_fields = layout.prepared[mode]
+    are_apart = _are_apart(factors)
+    key = ("arguments", mode, are_apart)
+    if key not in layout.prepared:
+        layout.prepared[key] = _prepare_mode(layout, step, mode, are_apart)
+    tiles, out_field, factor_fields = layout.prepared[key]
     operands = mttkrp.Operands(
         fields=factor_fields,
         factors=factors,
@@ -320,12 +350,32 @@ def _gather_arguments(
     return tiles, Storage.of(step, layout.record_format), operands
 
 
-def _prepare_mode(layout: Layout, step: Step, mode: int) -> tuple[Tiles, Fields, Fields]:
-    """Return the tiles of a mode, its field, and those of the other modes."""
+def _list_nonempty_rows(layout: Layout, mode: int) -> Array | None:
+    """List the rows of a mode that have nonzeros; None if all have."""
+    empty_rows = layout.tilings[mode].empty_rows
+    if empty_rows.size == 0:
+        return None
+    num_rows = layout.merged.shape[mode]
+    is_empty = np.zeros(num_rows, bool)
+    is_empty[empty_rows] = True
+    return np.flatnonzero(~is_empty).astype(index_dtype(num_rows))
+
+
+def _prepare_mode(
+    layout: Layout, step: Step, mode: int, are_apart: bool
+) -> tuple[Tiles, Fields, Fields]:
+    """Return the tiles of a mode, its field, and those of the other modes.
+
+    The others are groups or, if factors `are_apart`, the modes of groups.
+    """
     tiling = layout.tilings[mode]
     tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows)
-    factor_modes = [n for n in range(layout.merged.ndim) if n != mode]
-    fields = Fields.of(layout.merged, factor_modes)
+    others = [n for n in range(layout.merged.ndim) if n != mode]
+    if are_apart:
+        modes = [n for other in others for n in layout.groups[other]]
+        fields = Fields.of(layout.record_format, modes)
+    else:
+        fields = Fields.of(layout.merged, others)
     return tiles, Fields.of(layout.merged, [mode]), fields
 
 

@@ -1,6 +1,7 @@
 """The loops that compute MTTKRP and remap or copy records, compiled by numba."""
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +51,8 @@ class Operands(NamedTuple):
     """
 
     fields: Fields  # of the other modes
-    factors: tuple[Array, ...]  # of the other modes, C-contiguous
+    # Of the other modes, C-contiguous; or that of a group, a tuple of the factors of its modes.
+    factors: tuple[Any, ...]
     out_field: Fields
     out: Array
     partial_rows: Array
@@ -185,6 +187,18 @@ def widen(builder: Any, numbers: Any, vector_type: Any) -> Any:
     return builder.fsub(builder.bitcast(words, vector_type), offsets)
 
 
+def _list_places(factors: Any) -> tuple[list[list[Any]], Any]:
+    """Return the places of arrays in the type of `Operands.factors`, by group, and their type.
+
+    A factor that is an array is a group of one.
+    """
+    member_type = factors.dtype
+    if isinstance(member_type, types.UniTuple):
+        groups = [[(w, n) for n in range(member_type.count)] for w in range(factors.count)]
+        return groups, member_type.dtype
+    return [[w] for w in range(factors.count)], member_type
+
+
 @intrinsic
 def add_product(
     typing_context: Any, row: Any, value: Any, factors: Any, indices: Any, column: Any, lanes: Any
@@ -192,27 +206,35 @@ def add_product(
     """Add ``value * prod_w factors[w][indices[w], column : column + lanes]`` to `row`.
 
     This is the elementwise computation of the paper (its Algorithm 2) for `lanes` columns. Factors
-    that are narrower than the row are widened as they are read.
+    that are narrower than the row are widened as they are read. Those of a group are multiplied as
+    by `combine_rows`, and have an index each.
     """
+    groups, array_type = _list_places(factors)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         row_, value_, factors_, indices_, column_, _ = args
         vector_type = make_vector_type(context, row.dtype, lanes)
-        product = splat(builder, value_, vector_type)
+        indices_left = iter(cgutils.unpack_tuple(builder, indices_))
         num_columns = None
+        product = splat(builder, value_, vector_type)
         vector = ir.Constant(vector_type, [1.0] * lanes.count)
-        for w in range(factors.count):
-            factor = builder.extract_value(factors_, w)
-            array = context.make_array(factors.dtype)(context, builder, factor)
-            if num_columns is None:  # all factors have the same, which takes one register
-                num_columns = builder.extract_value(array.shape, 1)
-            index = builder.extract_value(indices_, w)
-            offset = builder.add(builder.mul(index, num_columns), column_)
-            stored_type = make_vector_type(context, factors.dtype.dtype, lanes)
-            pointer = builder.bitcast(builder.gep(array.data, [offset]), stored_type.as_pointer())
+        for group in groups:
             product = builder.fmul(product, vector)
-            stored = builder.load(pointer, align=factors.dtype.dtype.bitwidth // 8)
-            vector = widen(builder, stored, vector_type)
+            rows = []
+            for place in group:
+                factor = builder.extract_value(factors_, place)
+                array = context.make_array(array_type)(context, builder, factor)
+                if num_columns is None:  # all factors have the same, which takes one register
+                    num_columns = builder.extract_value(array.shape, 1)
+                offset = builder.add(builder.mul(next(indices_left), num_columns), column_)
+                stored_type = make_vector_type(context, array_type.dtype, lanes)
+                start = builder.gep(array.data, [offset])
+                pointer = builder.bitcast(start, stored_type.as_pointer())
+                stored = builder.load(pointer, align=array_type.dtype.bitwidth // 8)
+                rows.append(widen(builder, stored, vector_type))
+            vector = rows.pop()
+            while rows:
+                vector = builder.fmul(rows.pop(), vector)
         pointer = builder.bitcast(row_, vector_type.as_pointer())
         builder.store(multiply_add(builder, product, vector, builder.load(pointer)), pointer)
         return context.get_dummy_value()
@@ -223,14 +245,15 @@ def add_product(
 @intrinsic
 def prefetch_rows(typing_context: Any, factors: Any, indices: Any, column: Any, lanes: Any) -> Any:
     """Prefetch what `add_product` will read."""
+    groups, array_type = _list_places(factors)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         factors_, indices_, column_, _ = args
-        for w in range(factors.count):
-            row_nbytes = lanes.count * factors.dtype.dtype.bitwidth // 8
-            factor = builder.extract_value(factors_, w)
+        for w, place in enumerate(itertools.chain(*groups)):
+            row_nbytes = lanes.count * array_type.dtype.bitwidth // 8
+            factor = builder.extract_value(factors_, place)
             index = builder.extract_value(indices_, w)
-            pointer = point_at(context, builder, factors.dtype, factor, index, column_)
+            pointer = point_at(context, builder, array_type, factor, index, column_)
             prefetch(builder, pointer, -(-row_nbytes // CACHE_LINE_NBYTES))
         return context.get_dummy_value()
 

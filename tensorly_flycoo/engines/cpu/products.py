@@ -4,8 +4,9 @@ NumPy's BLAS splits products among threads of its own, which spin for a while af
 and take the cores from the engine's. Here a product's bits depend on no number of threads.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray as Array
@@ -16,7 +17,7 @@ from . import threads
 from .compiling import allocating_kernel, inlined, kernel
 from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
 from .narrow_rows import Rounding, find_largest, round_some
-from .records import make_readable
+from .records import list_places, make_readable, place_of
 from .subnormals import begin_flushing, end_flushing
 from .vectors import VECTOR_NBYTES, fused, load, multiply_block, spread, store
 
@@ -29,6 +30,12 @@ _MAX_BLOCKS = 512
 #: Rows that stay in the nearest cache while all is computed with them. Sums over them are in the
 #: matrices' own precision, those over more rows in float64.
 CACHED_ROWS = 64
+
+#: A combined factor of so many bytes fills a good part of the second cache.
+_FAR_NBYTES = 2**19
+
+#: Time for a byte of a group's rows: most are in caches of other cores, written by their threads.
+_BYTE_NS = 0.125
 
 #: Rows of a product that are computed together, in registers; and those that are left over.
 _BLOCK = (0,) * 8
@@ -224,27 +231,68 @@ def _sum_columns(
         store(total, sums, np.uint64(target), column)
 
 
-def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
-    """See `Engine.combine_rows`; rows that stand for no indices are zero."""
+class GroupFactor(NamedTuple):
+    """The factor of a group of modes, which a pass may read without combining it."""
+
+    factors: Sequence[Array]  # of the modes
+    bits: Sequence[int]  # as `combine_rows` takes them
+    rows: Array | None  # those that passes read; None if they read all
+
+    def combine(self) -> Array:
+        """Return the factor; rows that no pass reads are arbitrary."""
+        return combine_rows(self.factors, self.bits, self.rows)
+
+    def is_read_apart(self) -> bool:
+        """Say whether a pass that reads no other factor should read those of the modes.
+
+        A product of two rows takes as long as a row from a cache that is not the nearest, and
+        nothing has to be written before. A third row would take longer.
+        """
+        num_rows = len(self.factors[0]) << self.bits[0]
+        if self.rows is not None:
+            num_rows = self.rows.size
+        row_nbytes = self.factors[0].shape[1] * self.factors[0].itemsize
+        return len(self.factors) == 2 and num_rows * row_nbytes >= _FAR_NBYTES
+
+
+def combine_rows(factors: Sequence[Array], bits: Sequence[int], rows: Array | None = None) -> Array:
+    """See `Engine.combine_rows`; rows that stand for no indices are zero.
+
+    If the numbers of some `rows` are given, the others are arbitrary.
+    """
     combined = factors[-1]
     for n in range(len(factors) - 2, -1, -1):
         outer = make_readable(factors[n])
         inner = make_readable(combined)
         num_bits = bits[n]
         combined = np.empty((len(outer) << num_bits, outer.shape[1]), outer.dtype)
-        # So many threads that the others do not wait for the cache of one when they read it.
-        work_ns = combined.size
-        threads.launch(_combine, len(combined), outer, inner, num_bits, combined, work_ns=work_ns)
+        is_last = n == 0
+        wanted_rows = list_places(rows if is_last else None, len(combined))
+        count = wanted_rows.size or len(combined)
+        work_ns = count * combined.strides[0] * _BYTE_NS
+        threads.launch(
+            _combine, count, outer, inner, num_bits, wanted_rows, combined, work_ns=work_ns
+        )
     return combined
 
 
 @kernel
 def _combine(
-    first: int, last: int, outer: Array, inner: Array, num_bits: int, combined: Array
+    first: int,
+    last: int,
+    outer: Array,
+    inner: Array,
+    num_bits: int,
+    rows: Array,
+    combined: Array,
 ) -> None:
-    """Write row b of `inner` times row a of `outer` to row (a, b); b has `num_bits` bits."""
+    """Write row b of `inner` times row a of `outer` to row (a, b) of those in the list `rows`.
+
+    The number b has `num_bits` bits.
+    """
     bits = np.uint64(num_bits)
-    for row in range(np.uint64(first), np.uint64(last)):
+    for i in range(np.uint64(first), np.uint64(last)):
+        row = place_of(rows, i)
         a = row >> bits
         b = row - (a << bits)
         for r in range(np.uint64(combined.shape[1])):
@@ -261,7 +309,7 @@ def contract_rows(
     (place,) = [n for n, factor in enumerate(factors) if factor is None]
     before: Any = factors[:place]
     after: Any = factors[place + 1 :]
-    outer = inner = np.ones((1, out.shape[1]), out.dtype)
+    outer = inner = _make_ones(out.shape[1], out.dtype)
     outer_bits = 0  # bits below those of the modes before
     if before:
         outer_bits = bits[place - 1]
@@ -271,9 +319,16 @@ def contract_rows(
     arrays = (make_readable(rows), make_readable(outer), make_readable(inner))
     bits_below = (outer_bits, bits[place])
     lanes = (0,) * count_lanes(out)
-    threads.launch(_contract, out.shape[0], arrays, bits_below, out, lanes, work_ns=rows.size)
+    work_ns = rows.nbytes * _BYTE_NS
+    threads.launch(_contract, out.shape[0], arrays, bits_below, out, lanes, work_ns=work_ns)
     if weights is not None:
         np.multiply(out, weights, out=out)
+
+
+@functools.cache
+def _make_ones(rank: int, dtype: np.dtype) -> Array:
+    """Return ones (1, R), which nobody may write to."""
+    return np.ones((1, rank), dtype)
 
 
 @kernel

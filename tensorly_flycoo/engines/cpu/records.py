@@ -32,19 +32,20 @@ PREFETCH_DISTANCE = 16
 class Fields(NamedTuple):
     """The places of some modes' coordinates in a record.
 
-    Words are None if all coordinates are in the first: code for that reads it only once.
+    Words are None if all coordinates are in the first: code for that reads it only once. The others
+    are Python's integers, of which numba finds the type sooner than of NumPy's.
     """
 
-    words: tuple[np.uint64, ...] | None
-    shifts: tuple[np.uint64, ...]
-    masks: tuple[np.uint64, ...]
+    words: tuple[int, ...] | None
+    shifts: tuple[int, ...]
+    masks: tuple[int, ...]
 
     @classmethod
     def of(cls, record_format: RecordFormat, modes: Iterable[int]) -> "Fields":
         modes = list(modes)
-        words = tuple([np.uint64(record_format.words[mode]) for mode in modes])
-        shifts = tuple([np.uint64(record_format.shifts[mode]) for mode in modes])
-        masks = tuple([np.uint64(record_format.masks[mode]) for mode in modes])
+        words = tuple([record_format.words[mode] for mode in modes])
+        shifts = tuple([record_format.shifts[mode] for mode in modes])
+        masks = tuple([record_format.masks[mode] for mode in modes])
         has_one_word = not any(record_format.words)
         return cls(None if has_one_word else words, shifts, masks)
 

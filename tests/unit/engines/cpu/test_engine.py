@@ -19,7 +19,7 @@ from problems import Problem, compute_all, make_exact_problem, make_factors, mak
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.engines.cpu import primitives, threads
+from tensorly_flycoo.engines.cpu import primitives, products, threads
 from tensorly_flycoo.engines.cpu.compiling import kernel
 from tensorly_flycoo.engines.cpu.records import Fields, read_rows
 
@@ -376,6 +376,17 @@ def test_a_product_is_added_with_one_rounding(layout, rank):
     x = FlycooTensor([[0, 0], [0, 1]], [-(1 + 2 * step), 1 + step], (1, 2), layout=layout)
     factor = np.repeat([[1], [1 + step]], rank, axis=1)
     assert (mttkrp(x, [np.ones((1, rank)), factor], 0) == step**2).all()
+
+
+@pytest.mark.parametrize(("layout", "dtype"), [("remap", "float64"), ("replicated", "float32")])
+def test_factors_of_a_group_are_read_apart_with_the_same_bits(layout, dtype, monkeypatch):
+    problem = make_problem((7, 5, 6, 4), 60, dtype=dtype)
+    x = problem.tensor(layout=layout, groups=[(0, 1), (2, 3)])
+    factors = make_factors(problem.shape, 3, dtype)
+    combined = compute_all(x, factors)
+    monkeypatch.setattr(products, "_FAR_NBYTES", 0)
+    monkeypatch.setattr(products.GroupFactor, "combine", lambda self: pytest.fail("combined"))
+    assert compute_all(x, factors) == combined
 
 
 @kernel

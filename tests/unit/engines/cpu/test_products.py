@@ -108,6 +108,9 @@ def test_rows_are_combined_and_contracted(dtype):
     np.testing.assert_allclose(combined[:, :5, :6], expected, rtol=4 * np.finfo(dtype).eps)
     assert not combined[:, 5:].any()
     assert not combined[:, :, 6:].any()
+    some = np.array([0, 9, 130], np.uint32)
+    some_rows = products.combine_rows(factors, bits, some)[some]
+    np.testing.assert_array_equal(some_rows, combined.reshape(-1, 7)[some])
     rows = np.zeros((3, 8, 8, 7), dtype)
     rows[:, :5, :6] = draw(3, 5, 6, 7, dtype=dtype)
     for place, subscripts in enumerate(("abcr,br,cr->ar", "abcr,ar,cr->br", "abcr,ar,br->cr")):

@@ -115,6 +115,13 @@ def test_a_single_thread_is_the_callers(monkeypatch, number, work_ns):
     assert set(idents[parts > 0]) == {threading.get_ident()}
 
 
+def test_more_threads_are_called_while_they_are_awake(monkeypatch):
+    set_threads(monkeypatch, 4)
+    choose = threads._choose_threads
+    assert [choose(50, 3e4, are_awake) for are_awake in (False, True)] == [1, 3]
+    assert [choose(count, ENOUGH_NS, False) for count in (0, 1, 2, 50)] == [1, 1, 2, 4]
+
+
 @pytest.mark.parametrize("failing", [0, 3, 7])
 def test_an_error_propagates_after_all_parts_have_ended(num_threads, failing):
     stages = np.zeros(8, int)
