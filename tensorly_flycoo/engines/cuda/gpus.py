@@ -78,6 +78,8 @@ class CudaDevices(Devices):
             yield arrays
 
     def in_order(self) -> AbstractContextManager[None]:
+        if not self.others:
+            return contextlib.nullcontext()
         return self._order_work([0], self.others)
 
     def map(self, function: Callable[..., Any], homes: Iterable[int], *columns: Iterable) -> list:

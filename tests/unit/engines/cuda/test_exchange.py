@@ -169,6 +169,22 @@ def test_lending(gpus, devices):
     np.testing.assert_array_equal(found[0][::2, 0], np.arange(2 * count))
 
 
+def test_work_in_order(gpus, devices):
+    """The first GPU's work comes after earlier work of all, and before their later work."""
+    count, found = devices.count, []
+    arrays = [make(gpus, device, device)[0] for device in range(count)]
+    with devices.in_order():
+        for array in arrays:  # by kernels of the first GPU, on memory of all
+            gpus.launch(lambda view=array.view: view.__iadd__(10))
+    for array in arrays:
+        read(gpus, array, found)
+    gpus.run()
+    expected = [np.full((NUM_ROWS, RANK), 10.0 + device) for device in range(count)]
+    key = lambda array: array.sum()  # noqa: E731
+    for one, other in zip(sorted(found, key=key), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_lending_that_fails(gpus, devices):
     """Nobody writes any more when the error reaches the caller, who may free memory."""
     last = devices.count - 1
