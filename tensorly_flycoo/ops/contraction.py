@@ -32,10 +32,18 @@ def contract_vectors(
     vectors = [share(vector) for vector in vectors]
     for vector, mode in zip(vectors, gone_modes, strict=True):
         _check_vector(vector, mode, x)
+    kept_modes = [mode for mode in range(x.ndim) if mode not in gone_modes]
+    if len(kept_modes) == 1 and {vector.dtype for vector in vectors} == {x.dtype}:
+        (mode,) = kept_modes
+        # The MTTKRP does not read the factor of its mode, but its shape and dtype have to fit.
+        columns = {mode: x._engine.xp.empty((x.shape[mode], 1), x.dtype)}
+        columns |= {
+            n: vector.reshape(-1, 1) for n, vector in zip(gone_modes, vectors, strict=True)
+        }
+        return mttkrp(x, [columns[n] for n in range(x.ndim)], mode)[:, 0]
     coords, products = x._sorted_nonzeros()
     for vector, mode in zip(vectors, gone_modes, strict=True):
         products = products * vector[coords[mode]]
-    kept_modes = [mode for mode in range(x.ndim) if mode not in gone_modes]
     if not kept_modes:
         return total(products)
     shape = [x.shape[mode] for mode in kept_modes]
