@@ -133,7 +133,7 @@ class _Outer(NamedTuple):
 
     vectors: Sequence[Array]
 
-    def __mul__(self, number: Any) -> CPTensor:  # type: ignore[override]
+    def __mul__(self, number: Any) -> CPTensor:
         factors = [vector.reshape(-1, 1) for vector in self.vectors]
         return CPTensor((number.reshape(1), factors))
 

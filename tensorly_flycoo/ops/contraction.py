@@ -37,9 +37,7 @@ def contract_vectors(
         (mode,) = kept_modes
         # The MTTKRP does not read the factor of its mode, but its shape and dtype have to fit.
         columns = {mode: x._engine.xp.empty((x.shape[mode], 1), x.dtype)}
-        columns |= {
-            n: vector.reshape(-1, 1) for n, vector in zip(gone_modes, vectors, strict=True)
-        }
+        columns |= {n: vector.reshape(-1, 1) for n, vector in zip(gone_modes, vectors, strict=True)}
         return mttkrp(x, [columns[n] for n in range(x.ndim)], mode)[:, 0]
     coords, products = x._sorted_nonzeros()
     for vector, mode in zip(vectors, gone_modes, strict=True):

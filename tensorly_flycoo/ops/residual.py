@@ -20,7 +20,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, move, share
 from ..base.checks import check_coords, check_inside, densify_error
 from ..engines import Engine
-from ..engines.tall import add_product, multiply, transposed_product
+from ..engines.tall import inner_product, multiply, subtract_product, transposed_product
 from ..tensor.cells import find_places
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.entrance import mirror
@@ -42,10 +42,10 @@ class ResidualTensor(LazyArray):
 
     .. math:: R[i_1, ..., i_N] = X[i_1, ..., i_N] - \sum_r w_r \prod_n A_n[i_n, r]
 
-    Nearly every element is nonzero, so none is formed. Under the backend "flycoo" these functions of
-    TensorLy take it: `norm`, `tenalg.inner`, `tenalg.mode_dot` and `multi_mode_dot` with vectors,
+    Nearly every element is nonzero, so none is formed. Under the backend "flycoo" these functions
+    take it: `norm`, `tenalg.inner`, `tenalg.mode_dot` and `multi_mode_dot` with vectors,
     `tenalg.unfolding_dot_khatri_rao`, the power iterations, `cp_lstsq_grad`, and `parafac` with a
-    random or given start. Whatever else would form it raises a `DensifyError`.
+    random or given start. Any other refuses it by an error that names these.
 
     Attributes
     ----------
@@ -60,8 +60,8 @@ class ResidualTensor(LazyArray):
     Notes
     -----
     ``residual - cp_tensor`` has both models, side by side. Results have the same bits in every run.
-    They are differences, which cancel where the model is close to the tensor: their errors are
-    relative to the terms that they name, not to the difference.
+    Each is a difference of a term of the tensor and one of the model: its error is relative to
+    these terms, and large beside the result where they cancel.
 
     Examples
     --------
@@ -150,16 +150,18 @@ class ResidualTensor(LazyArray):
         small = _cross_grams(self.factors, factors, skip=mode) * self.weights[:, None]
         if weights is not None:
             small = small * weights
-        add_product(product, self.factors[mode], small, -1)
+        subtract_product(product, self.factors[mode], small)
 
+    @mirror
     def norm(self) -> Any:
         """Return the Frobenius norm, from inner products in float64, as a scalar of the dtype.
 
         Notes
         -----
-        The square is ``|x|^2 + |model|^2 - 2 <x, model>``, with an error of about ``eps`` of float64
-        times the sum of these terms, each with its absolute values: a norm below ``1e-8`` times
-        that of `x` is rounding. Computed once; costs the model's values at the nonzeros.
+        The square is ``|x|^2 + |model|^2 - 2 <x, model>``, with an error of about 1e-16 times these
+        terms, each with the absolute values of its numbers: below 1e-8 times the norm of `x`, a
+        norm is rounding. Computed once; costs an MTTKRP of float64, or the model's values at the
+        nonzeros of float32.
         """
         return self._norm
 
@@ -189,21 +191,21 @@ class ResidualTensor(LazyArray):
         TypeError, ValueError
             If `other` is none of these, or has another shape, dtype or device.
         """
-        total = 0.0
         if isinstance(other, ResidualTensor):
-            tensor = other.tensor
-            model = other
+            total = self._multiply_tensor(other.tensor) - self._multiply_model(other)
         elif hasattr(other, "factors"):
-            tensor = None
-            model = subtract_model(self.tensor, other)
+            total = self._multiply_model(subtract_model(self.tensor, other))
         else:
-            tensor = as_flycoo(other, check_coords=True)
-            model = None
-        if tensor is not None:
-            total = total + inner(self.tensor, tensor) - _multiply_by_model(tensor, self)
-        if model is not None:
-            total = total + _multiply_models(self, model) - _multiply_by_model(self.tensor, model)
+            total = self._multiply_tensor(as_flycoo(other, check_coords=True))
         return self.tensor._engine.xp.asarray(total, self.dtype)[()]
+
+    def _multiply_tensor(self, y: FlycooTensor) -> Any:
+        """Compute the inner product with a tensor."""
+        return inner(self.tensor, y) - _multiply_by_model(y, self)
+
+    def _multiply_model(self, model: ResidualTensor) -> Any:
+        """Compute the inner product with the model of a difference."""
+        return _multiply_by_model(self.tensor, model) - _multiply_models(self, model)
 
     @mirror
     def entries(self, coords: Array) -> Array:
@@ -226,7 +228,7 @@ class ResidualTensor(LazyArray):
 
         Notes
         -----
-        ``count * (K * ndim + log(nnz) * ndim)`` operations, for a model of rank K, and a copy of all
+        ``count * ndim * (K + log(nnz))`` operations, for a model of rank K, and a copy of all
         nonzeros in their order.
         """
         x = self.tensor
@@ -249,12 +251,13 @@ class ResidualTensor(LazyArray):
         ResidualTensor, array (I,) or scalar
             A difference if two or more modes are left, a vector if one is, a number if none is.
         """
-        contracted = contract_vectors(self.tensor, [*vectors.values()], [*vectors])
+        modes = check_axes([*vectors], self.ndim)
+        contracted: Any = contract_vectors(self.tensor, [*vectors.values()], modes)
         weights = self.weights
-        for mode, vector in vectors.items():
+        for mode, vector in zip(modes, vectors.values(), strict=True):
             column = share(vector).astype(self.dtype, copy=False).reshape(-1, 1)
             weights = weights * transposed_product(self.factors[mode], column)[:, 0]
-        factors = [factor for mode, factor in enumerate(self.factors) if mode not in vectors]
+        factors = [factor for mode, factor in enumerate(self.factors) if mode not in modes]
         if not factors:
             return contracted - weights.sum()
         if len(factors) == 1:
@@ -282,8 +285,7 @@ def center(
 ) -> ResidualTensor:
     """Subtract the means over all modes, or all but one: ``x - x.mean(axis, keepdims=True)``.
 
-    The zeros count. The result is a `ResidualTensor`, which `parafac` decomposes. Centre it again for
-    means over other modes.
+    The zeros count. `parafac` decomposes the result. Centre that again for means over other modes.
 
     Parameters
     ----------
@@ -329,23 +331,20 @@ def center(
     return x - _make_means(x, modes)
 
 
-def _make_means(x: FlycooTensor | ResidualTensor, modes: Sequence[int]) -> CPTensor:
+def _make_means(x: Any, modes: Sequence[int]) -> CPTensor:
     """Average over all modes or all but one: a model of rank 1, constant along these modes."""
     xp = getattr(x, "tensor", x)._engine.xp
     ones = {mode: xp.ones(x.shape[mode], x.dtype) for mode in modes}
-    sums = _contract(x, ones)
+    if isinstance(x, ResidualTensor):
+        sums = x.contract(ones)
+    else:
+        sums = contract_vectors(x, [*ones.values()], modes)
     means = sums / x.dtype.type(math.prod(x.shape[mode] for mode in modes))
     vectors = [ones.get(mode, means) for mode in range(x.ndim)]
     weights = None
     if len(modes) == x.ndim:
         weights = means.reshape(1)
     return CPTensor((weights, [vector.reshape(-1, 1) for vector in vectors]))
-
-
-def _contract(x: FlycooTensor | ResidualTensor, vectors: Mapping[int, Array]) -> Any:
-    if isinstance(x, ResidualTensor):
-        return x.contract(vectors)
-    return contract_vectors(x, [*vectors.values()], [*vectors])
 
 
 def _join(first: ResidualTensor, second: ResidualTensor) -> ResidualTensor:
@@ -384,6 +383,9 @@ def _multiply_models(model1: ResidualTensor, model2: ResidualTensor) -> Array:
 
 def _multiply_by_model(x: FlycooTensor, model: ResidualTensor) -> Array:
     """Compute the inner product of a tensor with the model of a difference, in float64."""
+    if x.dtype == np.float64:
+        product = mttkrp(x, model.factors, 0, weights=model.weights)
+        return inner_product(product, model.factors[0])
     arrays = [array.astype(np.float64, copy=False) for array in (model.weights, *model.factors)]
     parts = map_pieces(_multiply_piece, x._layout, x._engine, x._engine, arrays=arrays)
     return sum(parts)
