@@ -54,8 +54,8 @@ USE_EXTREMES = (
 
 #: Also for differences, which most often are residuals.
 _USE_FIT = (
-    f"{_USE_NONZEROS}, x - cp_tensor for a difference from a CP model that is never formed, and "
-    "tensorly_flycoo.cp_fit(x, cp_tensor) for its error"
+    f"{_USE_NONZEROS}, x - cp for the difference from a CPTensor, which is never formed, and "
+    "tensorly_flycoo.cp_fit(x, cp) for the error of a CP model"
 )
 
 #: Replacements for attributes that arrays have.

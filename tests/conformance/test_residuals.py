@@ -126,8 +126,13 @@ def test_gradient_of_least_squares(kind):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"normalize_factors": True}, {"orthogonalise": True}, {"linesearch": True}]
-    + [{"l2_reg": 0.1, "fixed_modes": [0]}, {"callback": lambda *model_and_error: None}],
+    [
+        {},
+        {"normalize_factors": True},
+        {"orthogonalise": True, "l2_reg": 0.1},
+        {"linesearch": True, "fixed_modes": [0]},
+        {"callback": lambda *model_and_error: None},
+    ],
     ids=lambda options: " ".join(options) or "plain",
 )
 def test_parafac_of_a_centred_tensor(options):
