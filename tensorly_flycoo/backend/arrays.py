@@ -27,6 +27,7 @@ from ..base.checks import (
 from ..base.reporting import span
 from ..engines import tall
 from ..loop.gram_products import GramMemory, GramProduct, find_gram, solve_on_host, start_product
+from ..loop.whole_residual import WholeResidual
 from ..loop.whole_tensor import WholeTensor
 from ..ops import views
 from ..ops.lazy import ModeView
@@ -51,7 +52,7 @@ from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FINDS_ELEMENTS, USE_EXTREMES, USE_MODE_DOT, FlycooTensor
 
 #: Classes with a method for their Frobenius norm.
-_KNOW_NORM = (FlycooTensor, ModeProduct, ResidualTensor, WholeTensor)
+_KNOW_NORM = (FlycooTensor, ModeProduct, ResidualTensor, WholeResidual)
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
 
@@ -185,7 +186,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Compute a norm; of a sparse tensor over all its elements, for an order above 0."""
         if order == 2 and axis == 0 and tall.is_tall(tensor):
             return tall.column_norms(tensor)
-        if isinstance(tensor, ModeView):
+        if isinstance(tensor, ModeView) or type(tensor) is WholeTensor:
             tensor = tensor.tensor
         if isinstance(tensor, _KNOW_NORM) and order == 2 and axis is None:
             return tensor.norm()
