@@ -20,7 +20,12 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, move, share
 from ..base.checks import check_coords, check_inside, densify_error
 from ..engines import Engine
-from ..engines.tall import inner_product, multiply, subtract_product, transposed_product
+from ..engines.tall import (
+    inner_product,
+    subtract_product,
+    suits_cpu_engine,
+    transposed_product,
+)
 from ..tensor.cells import find_places
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.entrance import mirror
@@ -244,24 +249,38 @@ class ResidualTensor(LazyArray):
 
     @mirror
     def contract(self, vectors: Mapping[int, Array]) -> Any:
-        """Contract modes with vectors (I_n,), by number.
+        """Contract modes with vectors.
+
+        Parameters
+        ----------
+        vectors : dict of int to array (I_n,)
+            By the number of the mode.
 
         Returns
         -------
         ResidualTensor, array (I,) or scalar
             A difference if two or more modes are left, a vector if one is, a number if none is.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a mode is out of range, or a vector has another length or device.
+
+        Notes
+        -----
+        If one mode is left, costs an MTTKRP of rank 1; if more are, as much as building a tensor.
         """
         modes = check_axes([*vectors], self.ndim)
         contracted: Any = contract_vectors(self.tensor, [*vectors.values()], modes)
         weights = self.weights
         for mode, vector in zip(modes, vectors.values(), strict=True):
             column = share(vector).astype(self.dtype, copy=False).reshape(-1, 1)
-            weights = weights * transposed_product(self.factors[mode], column)[:, 0]
+            weights = weights * _multiply_transposed(self.factors[mode], column)[:, 0]
         factors = [factor for mode, factor in enumerate(self.factors) if mode not in modes]
         if not factors:
             return contracted - weights.sum()
         if len(factors) == 1:
-            return contracted - multiply(factors[0], weights.reshape(-1, 1))[:, 0]
+            return contracted - (factors[0] * weights).sum(axis=1)
         return ResidualTensor(contracted, weights, factors)
 
 
@@ -371,8 +390,17 @@ def _cross_grams(
         if dtype is not None:
             factor1 = factor1.astype(dtype, copy=False)
             factor2 = factor2.astype(dtype, copy=False)
-        grams.append(transposed_product(factor1, factor2))
+        grams.append(_multiply_transposed(factor1, factor2))
     return functools.reduce(operator.mul, grams)
+
+
+def _multiply_transposed(a: Array, b: Array) -> Array:
+    """Compute ``a.T @ b``, without a BLAS that would share a long inner product among threads."""
+    is_vector = 1 in (a.shape[1], b.shape[1])
+    if type(a) is not np.ndarray or not is_vector or suits_cpu_engine(a.T, b):
+        return transposed_product(a, b)
+    products = [[inner_product(left, right) for right in b.T] for left in a.T]
+    return np.array(products, a.dtype)
 
 
 def _multiply_models(model1: ResidualTensor, model2: ResidualTensor) -> Array:

@@ -8,6 +8,7 @@ import pytest
 from problems import make_problem
 from tensorly.cp_tensor import CPTensor
 from tensorly.tucker_tensor import TuckerTensor
+from threadpoolctl import threadpool_limits
 
 from tensorly_flycoo import DensifyError, FlycooTensor, LabelledTensor, ResidualTensor, center
 from tensorly_flycoo.ops import residual as residual_module
@@ -202,6 +203,20 @@ def test_the_same_bits_in_every_layout(dtype, monkeypatch):
     for found in results[1:]:
         for array, first in zip(found, results[0], strict=True):
             np.testing.assert_array_equal(array, first)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_the_same_bits_on_any_number_of_blas_threads(rank):
+    shape = (40_000, 3)  # from 10,000 rows on OpenBLAS shares an inner product among threads
+    x = FlycooTensor([[0, 39_999], [1, 2]], [3.0, 4.0], shape)
+    residual = x - make_model(rank=rank, shape=shape)
+    factors = make_model(rank=1, seed=1, shape=shape).factors
+    found = []
+    for num_threads in (1, 2):
+        with threadpool_limits(num_threads):
+            numbers = residual.contract({0: factors[0][:, 0]}), residual.mttkrp(factors, 1)
+        found.append(np.concatenate([numbers[0], numbers[1][:, 0]]))
+    np.testing.assert_array_equal(*found)
 
 
 def test_several_slabs():
