@@ -5,12 +5,14 @@ import pickle
 
 import numpy as np
 import pytest
+from numpy_devices import NumpyDevices
 from problems import make_problem
 from tensorly.cp_tensor import CPTensor
 from tensorly.tucker_tensor import TuckerTensor
 from threadpoolctl import threadpool_limits
 
 from tensorly_flycoo import DensifyError, FlycooTensor, LabelledTensor, ResidualTensor, center
+from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.ops import residual as residual_module
 
 SHAPE = (5, 6, 7)
@@ -263,3 +265,25 @@ def test_refusals():
     ):
         with pytest.raises(DensifyError, match=r"entries\(coords\)"):
             operation()
+
+
+@DTYPES
+def test_several_devices(dtype, monkeypatch):
+    monkeypatch.setattr(CPU, "devices", NumpyDevices(2))
+    x = make_tensor(dtype, slabs=4)
+    monkeypatch.undo()
+    residual = x - make_model(dtype)
+    on_one = make_tensor(dtype) - make_model(dtype)
+    other = make_model(dtype, rank=1, seed=1)
+    vectors = {0: other.factors[0][:, 0], 2: other.factors[2][:, 0]}
+    # No sum has more terms than the tensor has cells, and none of these more than 10 times the norm.
+    atol = 10 * np.prod(SHAPE) * np.finfo(dtype).eps * float(on_one.norm())
+    for found, expected in (
+        (residual.mttkrp(other.factors, 1), on_one.mttkrp(other.factors, 1)),
+        (residual.norm(), on_one.norm()),
+        (residual.inner(other), on_one.inner(other)),
+        (residual.contract(vectors), on_one.contract(vectors)),
+        (residual.entries([[1], [2], [3]]), on_one.entries([[1], [2], [3]])),
+        (center(x).norm(), center(on_one.tensor).norm()),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
