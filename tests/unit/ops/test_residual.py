@@ -276,7 +276,7 @@ def test_several_devices(dtype, monkeypatch):
     on_one = make_tensor(dtype) - make_model(dtype)
     other = make_model(dtype, rank=1, seed=1)
     vectors = {0: other.factors[0][:, 0], 2: other.factors[2][:, 0]}
-    # No sum has more terms than the tensor has cells, and none of these more than 10 times the norm.
+    # Sums have at most as many terms as there are cells, each at most 10 times the norm.
     atol = 10 * np.prod(SHAPE) * np.finfo(dtype).eps * float(on_one.norm())
     for found, expected in (
         (residual.mttkrp(other.factors, 1), on_one.mttkrp(other.factors, 1)),
