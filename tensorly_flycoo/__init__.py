@@ -29,6 +29,7 @@ from .models.stats import ModeStats, TensorStats, stats
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp, mttkrps
 from .ops.ragged import RaggedTensor
+from .ops.residual import ResidualTensor, center
 from .spread.memory import MemoryEstimate, estimate_memory
 from .tensor.labelled import LabelledTensor
 from .tensor.tensor import FlycooTensor
@@ -44,9 +45,11 @@ __all__ = [
     "ModeStats",
     "Progress",
     "RaggedTensor",
+    "ResidualTensor",
     "TensorStats",
     "anomaly_scores",
     "best_of",
+    "center",
     "core_consistency",
     "coupled_parafac",
     "cp_fit",

@@ -27,11 +27,13 @@ from ..base.checks import (
 from ..base.reporting import span
 from ..engines import tall
 from ..loop.gram_products import GramMemory, GramProduct, find_gram, solve_on_host, start_product
+from ..loop.whole_residual import WholeResidual
 from ..loop.whole_tensor import WholeTensor
 from ..ops import views
 from ..ops.lazy import ModeView
 from ..ops.lazy_svd import decompose_lazily
 from ..ops.mode_product import ModeProduct
+from ..ops.residual import ResidualTensor
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
 from ..tensor.converters import find_converter
@@ -48,6 +50,9 @@ from ..tensor.entrance import (
 from ..tensor.labelled import LabelledTensor
 from ..tensor.lazy_array import LazyArray
 from ..tensor.tensor import FINDS_ELEMENTS, USE_EXTREMES, USE_MODE_DOT, FlycooTensor
+
+#: Classes with a method for their Frobenius norm.
+_KNOW_NORM = (FlycooTensor, ModeProduct, ResidualTensor, WholeResidual)
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
 
@@ -181,9 +186,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Compute a norm; of a sparse tensor over all its elements, for an order above 0."""
         if order == 2 and axis == 0 and tall.is_tall(tensor):
             return tall.column_norms(tensor)
-        if isinstance(tensor, ModeView | WholeTensor):
+        if isinstance(tensor, ModeView) or type(tensor) is WholeTensor:
             tensor = tensor.tensor
-        if isinstance(tensor, ModeProduct | FlycooTensor) and order == 2 and axis is None:
+        if isinstance(tensor, _KNOW_NORM) and order == 2 and axis is None:
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)

@@ -11,7 +11,8 @@ import inspect
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from ..loop.cp_model import make_cp_tensor, residual_square
 from ..loop.initial_guess import SVDS, make_initial_guess
 from ..loop.ranks import find_cp_rank, find_tucker_rank
 from ..loop.whole_tensor import WholeTensor, check_start
+from ..ops.residual import ResidualTensor
 from ..ops.ttmc import check_free_modes
 from ..spread import row_shards
 from ..spread.row_shards import RowShards
@@ -90,7 +92,7 @@ def _replace(original: Callable, row: Replacement) -> Callable:
             ours,
             dense=original,
             takes=row.takes,
-            converts=row.ours in (None, _tucker),  # others refuse the tensor
+            converts=row.ours in (None, _tucker, _deflate),  # others refuse the tensor
             explain=functools.partial(_explain_missing, original),
         )
         replacement._flycoo_original = original
@@ -124,6 +126,40 @@ def _tucker(original: Callable, **options: Any) -> Any:
         rank = rank[:num_modes]  # tucker with fixed_factors passes more
     options["rank"] = find_tucker_rank(x, rank, num_modes)  # no fraction of the number of cells
     return inspect.unwrap(original)(**options)  # contrib.sparse's would change the backend
+
+
+class _Outer(NamedTuple):
+    """An outer product of vectors that is not formed: times a number it is a CP model."""
+
+    vectors: Sequence[Array]
+
+    def __mul__(self, number: Any) -> CPTensor:
+        factors = [vector.reshape(-1, 1) for vector in self.vectors]
+        return CPTensor((number.reshape(1), factors))
+
+
+def _deflate(original: Callable, **options: Any) -> Any:
+    """Run a power iteration of TensorLy's, whose `outer` makes a model to subtract."""
+    function: Any = inspect.unwrap(original)
+    names = {**function.__globals__, "outer": _Outer}
+    deflate = types.FunctionType(function.__code__, names, argdefs=function.__defaults__)
+    return deflate(**options)
+
+
+def _cp_lstsq_grad(
+    original: Callable, cp_tensor: Any, tensor: Any, return_loss: bool = False, mask: Any = None
+) -> Any:
+    """Compute the gradient of half the squared norm of the residual, and that."""
+    _refuse_mask(mask, tensor, "tensorly_flycoo.decomposition.parafac")
+    residual = tensor
+    if not isinstance(tensor, ResidualTensor):
+        residual = as_flycoo(tensor, check_coords=True)
+    residual = residual - CPTensor(cp_tensor)
+    weights, factors = cp_tensor
+    gradient = [-residual.mttkrp(factors, mode, weights) for mode in range(residual.ndim)]
+    if return_loss:
+        return CPTensor((None, gradient)), 0.5 * residual.norm() ** 2
+    return CPTensor((None, gradient))
 
 
 def _contrib_algebra(original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -355,9 +391,9 @@ TABLE = (
     Replacement(
         "power_iteration symmetric_power_iteration",
         "decomposition decomposition._cp_power decomposition._symmetric_cp",
-        _refuse("use tl.decomposition.parafac"),
-        "pydata/sparse subtracts an outer product of vectors from a COO, and densifies it",
-        "nothing: it is dense by nature",
+        _deflate,
+        "it forms the outer product of vectors that it subtracts",
+        "outer made a CP model, which tensors subtracted",
     ),
     Replacement(
         "randomised_parafac",
@@ -376,9 +412,9 @@ TABLE = (
     Replacement(
         "cp_lstsq_grad",
         "cp_tensor",
-        _refuse("use tensorly_flycoo.mttkrp for the part of the gradient that has the tensor"),
-        "pydata/sparse subtracts the model from a COO, and densifies it",
-        "it took the gradient from an MTTKRP",
+        _cp_lstsq_grad,
+        "it forms the model and the residual",
+        "it subtracted the CP model as it is, and took the loss from tl.norm",
     ),
     Replacement(
         "mode_dot multi_mode_dot khatri_rao unfolding_dot_khatri_rao",

@@ -24,6 +24,7 @@ from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.mode_product import ModeProduct
 from ..ops.mttkrp import check_operands, mttkrp
+from ..ops.residual import ResidualTensor
 from ..tensor.converters import is_raw_sparse
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.dense_memory import check_khatri_rao_fits
@@ -92,6 +93,8 @@ def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
             check_start(product)
             tensor.is_checked = True
         return product
+    if isinstance(tensor, ResidualTensor):
+        return tensor.mttkrp(factors, mode, weights)
     # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
     x = as_flycoo(tensor)
     factors, weights = check_operands(x, factors, weights, converts=True)
@@ -115,7 +118,7 @@ def multi_mode_dot(
     The result is lazy where `skip` leaves a matrix out, which comes before a singular value
     decomposition. As in TensorLy, `skip` counts the operands in the order of their modes.
     """
-    if not is_sparse(tensor):
+    if not (is_sparse(tensor) or isinstance(tensor, ResidualTensor)):
         raise densify_error("tl.tenalg.multi_mode_dot", tensor.shape, "only x may be sparse")
     if modes is None:
         modes = range(len(matrix_or_vec_list))
@@ -136,6 +139,10 @@ def _multiply_modes(x: Any, operands: dict[int, Array], transpose: bool, is_lazy
     """Contract modes with vectors first, which makes the tensor smaller."""
     vectors = {mode: array for mode, array in operands.items() if array.ndim == 1}
     matrices = {mode: array for mode, array in operands.items() if array.ndim != 1}
+    if isinstance(x, ResidualTensor):
+        if matrices:
+            raise densify_error(f"a product of {x!r} with a matrix", x.shape, "multiply by vectors")
+        return x.contract(vectors)
     if not vectors:
         factors = matrices
         if not transpose:
@@ -153,6 +160,9 @@ def _multiply_modes(x: Any, operands: dict[int, Array], transpose: bool, is_lazy
 
 def inner_product(tensor1: Any, tensor2: Any, n_modes: int | None = None) -> Any:
     """Compute the inner product of two tensors of one shape, or of one mode with a vector."""
+    for x, y in (tensor1, tensor2), (tensor2, tensor1):
+        if isinstance(x, ResidualTensor) and n_modes in (None, x.ndim):
+            return x.inner(y)
     if is_sparse(tensor1):
         x = tensor1
         y = tensor2

@@ -30,7 +30,9 @@ from ..loop.run import Accelerator, Callback, Run, find_state, only_reads
 from ..loop.smoothness import Smoothness, read_smoothness
 from ..loop.starting import list_free_modes, start
 from ..loop.stopping import Converged, Stop
+from ..loop.whole_residual import WholeResidual
 from ..loop.whole_tensor import SweepCount, WholeTensor
+from ..ops.residual import ResidualTensor
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.tensor import FlycooTensor
 
@@ -67,7 +69,8 @@ def parafac(
 
     Parameters
     ----------
-    tensor : FlycooTensor or sparse.COO
+    tensor : FlycooTensor, sparse.COO or ResidualTensor
+        A ResidualTensor takes TensorLy's loop, with a random or given start, on one device.
     rank : int or "same"
         R, the number of components. "same" gives the model as many parameters as the tensor has
         cells, and is refused if the nonzeros take fewer numbers. Fractions are always refused.
@@ -218,6 +221,10 @@ def parafac(
         callback=callback,
     )
 
+    if isinstance(tensor, ResidualTensor):
+        _check_residual(tensor, mask, strengths, options)
+        return _run_tensorly_loop(WholeResidual(tensor), options)
+
     # Take the data.
     missing = None if mask is None else find_missing(tensor, mask)
     x = as_flycoo(tensor, check_coords=True)
@@ -291,6 +298,26 @@ def _check_resumable(linesearch: bool | str, orthogonalise: bool | int, mask: Ma
     for name, value in not_saved.items():
         if value is not None and value is not False:
             raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
+
+
+def _check_residual(
+    x: ResidualTensor, mask: Mask, strengths: list[float], options: _Options
+) -> None:
+    """Refuse options for a `ResidualTensor` that take more than TensorLy's loop and MTTKRPs."""
+    require_flycoo_backend()
+    if isinstance(options.init, str) and options.init != "random":
+        instead = "pass init='random', or a CPTensor"
+        raise densify_error(f"init={options.init!r} of {x!r}", x.shape, instead)
+    refused = {
+        "mask": mask is not None,
+        "smoothness": any(strengths),
+        "sparsity": options.sparsity,
+        "linesearch": options.is_accelerated,
+        "a checkpoint as init": isinstance(options.init, Resumed),
+    }
+    for name, is_given in refused.items():
+        if is_given:
+            raise ValueError(f"parafac of {x!r} does not take {name}: leave it out")
 
 
 def _narrow_factors(
@@ -436,7 +463,8 @@ def _run_tensorly_loop(whole: WholeTensor, options: _Options) -> Any:
     memory.factors_may_change = not only_reads(callback)
     memory.has_unit_weights = not options.normalize_factors  # the loop leaves them as they are
     is_plain = only_reads(callback) and memory.has_unit_weights and not options.linesearch
-    if is_plain and suits(whole.tensor, options.rank):
+    is_whole = not isinstance(whole, WholeResidual)
+    if is_plain and is_whole and suits(whole.tensor, options.rank):
         memory.ahead = IterationsAhead(whole.tensor, memory, first_mode, options.n_iter_max)
     if callback is not None:
         options = replace(

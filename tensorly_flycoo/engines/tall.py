@@ -179,6 +179,16 @@ def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
         kernels.add_product(out, a, b, factor)
 
 
+def subtract_product(out: Array, a: Array, b: Array) -> None:
+    """Subtract ``a @ b`` from a C-contiguous `out` in place, without an array of the product."""
+    if type(out) is np.ndarray and suits_cpu_engine(a, b):
+        from .cpu import differences
+
+        differences.subtract_product(out, a, b)
+    else:
+        add_product(out, a, b, -1)
+
+
 def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest and the smallest element of each column, on the host."""
     kernels = find_kernels(x)

@@ -2,13 +2,13 @@
 
 A contraction drops the coordinates of the contracted modes and sums the resulting duplicates, as
 building a `FlycooTensor` does: it costs as much as building one. If one mode is left, the result is
-a dense vector, like a column of a factor; if none is left, a number.
+a dense vector, like a column of a factor, and costs an MTTKRP; if none is left, a number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..base.array_modules import Array, array_module, share
 from ..base.checks import check_place
@@ -32,16 +32,26 @@ def contract_vectors(
     vectors = [share(vector) for vector in vectors]
     for vector, mode in zip(vectors, gone_modes, strict=True):
         _check_vector(vector, mode, x)
+    kept_modes = [mode for mode in range(x.ndim) if mode not in gone_modes]
+    if len(kept_modes) == 1 and {vector.dtype for vector in vectors} == {x.dtype}:
+        return _contract_to_vector(x, dict(zip(gone_modes, vectors, strict=True)), *kept_modes)
     coords, products = x._sorted_nonzeros()
     for vector, mode in zip(vectors, gone_modes, strict=True):
         products = products * vector[coords[mode]]
-    kept_modes = [mode for mode in range(x.ndim) if mode not in gone_modes]
     if not kept_modes:
         return total(products)
     shape = [x.shape[mode] for mode in kept_modes]
     # Building it sums the products of nonzeros that differ in the contracted modes only.
     contracted = x._rebuild(coords[kept_modes], products, shape)
     return contracted._flatten()
+
+
+def _contract_to_vector(x: FlycooTensor, vectors: Mapping[int, Array], mode: int) -> Array:
+    """Contract all modes but one by an MTTKRP of rank 1, which sorts nothing."""
+    # It does not read the factor of its mode, but its shape and dtype have to fit.
+    unread = x._engine.xp.empty(x.shape[mode], x.dtype)
+    factors = [vectors.get(n, unread).reshape(-1, 1) for n in range(x.ndim)]
+    return mttkrp(x, factors, mode)[:, 0]
 
 
 def _check_vector(vector: Array, mode: int, x: FlycooTensor) -> None:

@@ -395,6 +395,9 @@ class LabelledTensor(NamedTuple("_Fields", [("tensor", FlycooTensor), ("labels",
         The labels and unknown cells of `operands`, of which it is made too, have to be the same.
         """
         if not isinstance(result, FlycooTensor):
+            if hasattr(result, "factors") and self.unknown is not None:  # a ResidualTensor
+                unknown = self._describe_unknown()
+                raise ValueError(f"unknown are {unknown}, expected none: x.tensor has zeros there")
             return result
         names = [*self.labels]
         for operand in operands:

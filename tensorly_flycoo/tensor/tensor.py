@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -53,7 +53,10 @@ USE_EXTREMES = (
 )
 
 #: Also for differences, which most often are residuals.
-_USE_FIT = f"{_USE_NONZEROS}, and tensorly_flycoo.cp_fit(x, cp) for the error of a CP model"
+_USE_FIT = (
+    f"{_USE_NONZEROS}, x - cp for the difference from a CPTensor, which is never formed, and "
+    "tensorly_flycoo.cp_fit(x, cp) for the error of a CP model"
+)
 
 #: Replacements for attributes that arrays have.
 _INSTEAD = {
@@ -789,7 +792,12 @@ class FlycooTensor:
     def __radd__(self, other: Any) -> FlycooTensor:
         return self._add(other, sign=1, operation="array + FlycooTensor")
 
-    def __sub__(self, other: Any) -> FlycooTensor:
+    #: Makes a `ResidualTensor` of the tensor and a CP model; `ops/residual.py` sets it.
+    _subtract_model: ClassVar[Callable[..., Any]]
+
+    def __sub__(self, other: Any) -> Any:
+        if hasattr(other, "factors"):
+            return self._subtract_model(other)
         return self._add(other, sign=-1, operation="FlycooTensor - array")
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:

@@ -48,6 +48,8 @@ CALLS = {
     "replicability": lambda f, x: f(x, RANK, 0, 2, 2, n_iter_max=2, random_state=0),
     "uncertainty": lambda f, x: f(x, (None, make_factors()), 0, 2, random_state=0).samples,
     "core_consistency": lambda f, x: f(x, (None, make_factors())),
+    "center": lambda f, x: f(x, (1, 2)),
+    "ResidualTensor": lambda f, x: tensorly_flycoo.center(x, (1, 2)).mttkrp(make_factors(), 0),
     "cp_fit": lambda f, x: f(x, (None, make_factors())),
     "diagnose": lambda f, x: f(x, (None, make_factors())),
     "fold_in": lambda f, x: f((None, make_factors()), x, 0),

@@ -246,7 +246,6 @@ ROWS = [
         _alike("decomposition", "parafac_power_iteration CPPower SymmetricCP", _give(2))
         | _alike("decomposition", "symmetric_parafac_power_iteration", _give(2))
         | _alike("decomposition", "power_iteration symmetric_power_iteration", _give()),
-        why_not=f"it subtracts one component after the other from the tensor: {_PARAFAC}",
         shape=(7, 7, 7),
     ),
     Row(
@@ -273,9 +272,8 @@ ROWS = [
         "the samples that `parafac` gives",
     ),
     Row(
-        {"cp_tensor.cp_lstsq_grad": lambda f, x: f((None, _factors(x)), x)},
-        why_not="it subtracts the model from the tensor: `tensorly_flycoo.mttkrps` gives the part "
-        "of the gradient that has the tensor",
+        {"cp_tensor.cp_lstsq_grad": lambda f, x: f((None, _factors(x)), x, return_loss=True)},
+        {"no `mask`": lambda f, x: f((None, _factors(x)), x, mask=x)},
     ),
     Row(
         _alike("tenalg", "outer batched_outer kronecker", lambda f, x: f([x, x]))

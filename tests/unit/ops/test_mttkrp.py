@@ -152,8 +152,9 @@ def test_integers_and_bools_are_counts(dtype):
 def test_the_public_names():
     assert sorted(tensorly_flycoo.__all__) == [
         "DensifyError", "FitRecord", "FlycooCP", "FlycooTensor", "LabelledCP", "LabelledTensor",
-        "MemoryEstimate", "ModeStats", "Progress", "RaggedTensor", "TensorStats", "anomaly_scores",
-        "best_of", "core_consistency", "coupled_parafac", "cp_fit", "cp_to_entries",
+        "MemoryEstimate", "ModeStats", "Progress", "RaggedTensor", "ResidualTensor", "TensorStats",
+        "anomaly_scores", "best_of", "center", "core_consistency", "coupled_parafac", "cp_fit",
+        "cp_to_entries",
         "diagnose", "estimate_memory", "evaluate", "factor_match_score", "fold_in", "from_anndata",
         "from_dataframe", "from_xarray", "load", "mttkrp", "mttkrps", "observed_parafac",
         "open_slabs", "profile", "read_tns", "recommend", "replicability", "save", "save_slabs",

@@ -184,6 +184,7 @@ BY_MODE = {
     "recommend": lambda x, mode: [[*best.values()] for best in recommend(MODEL, mode)],
     "evaluate": lambda x, mode: [*evaluate(MODEL, x, mode, 2).values()],
     "uncertainty": lambda x, mode: uncertainty(x, MODEL, mode, 3, random_state=0).samples[0],
+    "center": lambda x, mode: tensorly_flycoo.center(x, [0, mode]).entries([[0], [1], [2]]),
     "replicability": lambda x, mode: replicability(x, 1, mode, 2, 1, random_state=0).scores,
 }
 #: Of decompositions, by the name of the parameter.
