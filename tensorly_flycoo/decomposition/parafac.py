@@ -314,6 +314,7 @@ def _check_residual(
         "sparsity": options.sparsity,
         "linesearch": options.is_accelerated,
         "a checkpoint as init": isinstance(options.init, Resumed),
+        "a callback that writes checkpoints": getattr(options.callback, "checkpoint", None),
     }
     for name, is_given in refused.items():
         if is_given:

@@ -211,6 +211,11 @@ class Progress:
         self.errors = []
         self.seconds = []
 
+    @property
+    def checkpoint(self) -> str | None:
+        """The path of the checkpoint, if one is written."""
+        return self._path
+
     def resume(self, default: Any = "svd") -> Any:
         """Return the ``init`` to go on with: the checkpoint, or `default` if there is none yet.
 

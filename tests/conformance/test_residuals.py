@@ -14,7 +14,14 @@ from tensorly.decomposition import (
     power_iteration,
 )
 
-from tensorly_flycoo import DensifyError, FlycooTensor, LabelledTensor, center, decomposition
+from tensorly_flycoo import (
+    DensifyError,
+    FlycooTensor,
+    LabelledTensor,
+    Progress,
+    center,
+    decomposition,
+)
 
 SHAPE = (6, 7, 8)
 SHORT = {"n_repeat": 2, "n_iteration": 5}
@@ -148,7 +155,7 @@ def test_parafac_of_a_centred_tensor(options):
         np.testing.assert_allclose(errors, expected_errors, rtol=1e-10)
 
 
-def test_what_parafac_of_a_difference_refuses():
+def test_what_parafac_of_a_difference_refuses(tmp_path):
     residual = center(random_coo(SHAPE, 50))
     with pytest.raises(DensifyError, match="init='random'"):
         parafac(residual, 2)
@@ -161,6 +168,10 @@ def test_what_parafac_of_a_difference_refuses():
             decomposition.parafac(residual, 2, init="random", **options)
     with pytest.raises(ValueError, match="smoothness"):
         decomposition.parafac(residual, 2, init="random", smoothness=1.0)
+    # It would have the digest of the tensor, without what is subtracted.
+    with Progress(5, show=None, checkpoint=tmp_path / "run.npz") as progress:
+        with pytest.raises(ValueError, match="checkpoints"):
+            parafac(residual, 2, init="random", callback=progress)
 
 
 def test_tensor_algebra():
