@@ -169,9 +169,9 @@ def test_what_parafac_of_a_difference_refuses(tmp_path):
     with pytest.raises(ValueError, match="smoothness"):
         decomposition.parafac(residual, 2, init="random", smoothness=1.0)
     # It would have the digest of the tensor, without what is subtracted.
-    with Progress(5, show=None, checkpoint=tmp_path / "run.npz") as progress:
-        with pytest.raises(ValueError, match="checkpoints"):
-            parafac(residual, 2, init="random", callback=progress)
+    progress = Progress(5, show=None, checkpoint=tmp_path / "run.npz")
+    with progress, pytest.raises(ValueError, match="checkpoints"):
+        parafac(residual, 2, init="random", callback=progress)
 
 
 def test_tensor_algebra():
