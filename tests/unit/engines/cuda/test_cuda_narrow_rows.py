@@ -51,7 +51,9 @@ class Cupy(types.ModuleType):
 
     def __init__(self, name):
         super().__init__(name)
-        self.cuda = SimpleNamespace(alloc=Memory)
+        unused = dict.fromkeys(("MemoryPool", "Stream", "Event"), object)
+        errors = SimpleNamespace(OutOfMemoryError=MemoryError)
+        self.cuda = SimpleNamespace(alloc=Memory, memory=errors, **unused)
         self.stack, self.concatenate = np.stack, np.concatenate
 
     def ndarray(self, shape, dtype, memptr):
@@ -80,6 +82,7 @@ def tall(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", Cupy("cupy"))
     replace_module(monkeypatch, launch)
     load_anew(monkeypatch, "narrow_rows")
+    load_anew(monkeypatch, "graphs")
     return load_anew(monkeypatch, "tall")
 
 

@@ -1,4 +1,4 @@
-// Entries: count where rows begin, pack the bits of sorted records, and unpack them.
+// Entry: count where rows begin, pack the bits of sorted records, and unpack them.
 //
 // A packed record has, one after the other without gaps: if HAS_ROWS, one bit, which is 1 where
 // another row begins than that of the record before; the fields of a record; and, if CODE_WORDS is
