@@ -21,6 +21,7 @@ from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
 from .recording import describe_fit
+from .shared_parafac import shared_parafac
 from .tucker import tucker
 
 #: The algorithms, without the guard that users' have around them: all but `coupled_parafac`.
@@ -36,6 +37,7 @@ UNGUARDED = {
         observed_parafac,
         parafac,
         parafac2,
+        shared_parafac,
         tucker,
     )
 }
@@ -55,6 +57,7 @@ __all__ = [
     "observed_parafac",
     "parafac",
     "parafac2",
+    "shared_parafac",
     "tucker",
 ]
 

@@ -75,6 +75,7 @@ _GUESSES = {
     "observed_parafac": ("CP",),
     "parafac": ("CP",),
     "parafac2": ("PARAFAC2", "CP"),
+    "shared_parafac": ("CP",),
     "tucker": ("Tucker",),
 }
 

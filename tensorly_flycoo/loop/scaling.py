@@ -268,6 +268,13 @@ def _scale_observed(options: dict[str, Any], ndim: int, exponent: int) -> Scalin
     return Scaling(shares, 0)
 
 
+def _scale_shared(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
+    """Scale all factors alike, so that those of modes that share stay the same."""
+    share = exponent // ndim
+    _shift_coefficients(options, "l2_reg", 2 * (share - exponent))
+    return Scaling([share] * ndim, 0)
+
+
 def _scale_core(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
     """Scale the core alone."""
     _shift_coefficients(options, "sparsity_coefficients", -2 * exponent)
@@ -285,5 +292,6 @@ _RULES: dict[str, tuple[Callable[..., Scaling | None], tuple[int, int] | None]] 
     "observed_parafac": (_scale_observed, _OBSERVED),
     "parafac": (_scale_cp, None),
     "parafac2": (_scale_cp, None),
+    "shared_parafac": (_scale_shared, None),
     "tucker": (_scale_core, None),
 }
