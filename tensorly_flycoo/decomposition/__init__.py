@@ -22,6 +22,7 @@ from .parafac import parafac
 from .parafac2 import parafac2
 from .recording import describe_fit
 from .shared_parafac import shared_parafac
+from .shared_tucker import shared_tucker
 from .tucker import tucker
 
 #: The algorithms, without the guard that users' have around them: all but `coupled_parafac`.
@@ -38,6 +39,7 @@ UNGUARDED = {
         parafac,
         parafac2,
         shared_parafac,
+        shared_tucker,
         tucker,
     )
 }
@@ -58,6 +60,7 @@ __all__ = [
     "parafac",
     "parafac2",
     "shared_parafac",
+    "shared_tucker",
     "tucker",
 ]
 

@@ -89,6 +89,7 @@ METHODS = {
         Method(decomposition.coupled_parafac, "coupled"),
         Method(decomposition.parafac2, "PARAFAC2", takes_mask=True),
         Method(decomposition.tucker, "Tucker", takes_mask=True),
+        Method(decomposition.shared_tucker, "Tucker"),
         Method(decomposition.non_negative_tucker, "Tucker", non_negative=True, takes_mask=True),
         Method(decomposition.non_negative_tucker_hals, "Tucker", non_negative=True),
     )

@@ -8,7 +8,7 @@ from ..base.fit_record import FitRecord
 from ..loop.constraints import name_constraints
 from ..loop.losses import find_loss
 from ..loop.masks import copy_mask
-from ..loop.shared_factors import read_groups
+from ..loop.shared_factors import SHARING, read_groups
 from ..loop.smoothness import read_smoothness
 from .non_negative_parafac_hals import find_constrained
 
@@ -85,7 +85,7 @@ def _list_constraints(
 ) -> dict[int, dict[str, float]]:
     """Return the constraints and penalties of each mode that has some, but non-negativity."""
     constraints: dict[int, dict[str, float]] = {mode: {} for mode in range(ndim)}
-    if function == "shared_parafac":
+    if function in SHARING:
         for group in read_groups(options["modes"], shape):
             for mode in group:
                 if len(group) > 1:

@@ -3,14 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..base.array_modules import Array, has_true
 from ..base.checks import check_real, check_weights
 from ..io.checkpoint import Resumed
 from ..loop.guarding import check_iteration, describe_as
 from ..loop.initial_guess import check_initial_guess
 from ..loop.ranks import find_cp_rank
 from ..loop.run import Callback, Run, RunModel, find_state
-from ..loop.shared_factors import Group, SharedSweep, read_groups, share_factors
+from ..loop.shared_factors import (
+    Group,
+    SharedSweep,
+    check_shared,
+    read_groups,
+    share_factors,
+)
 from ..loop.starting import start
 from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
@@ -144,17 +149,6 @@ def _begin(
     if weights is not None:
         model.weights = weights
     if not isinstance(init, str):
-        _check_shared(model.factors, groups)
+        check_shared(model.factors, groups)
     model.factors[:] = share_factors(model.factors, groups)
     return model
-
-
-def _check_shared(factors: list[Array], groups: list[Group]) -> None:
-    """Refuse a guess whose factors differ in modes that share one."""
-    for first, *others in groups:
-        for other in others:
-            if has_true(factors[other] != factors[first]):
-                raise ValueError(
-                    f"factors[{other}] of init differs from factors[{first}], expected the same: "
-                    f"modes {first} and {other} share a factor"
-                )

@@ -76,6 +76,7 @@ _GUESSES = {
     "parafac": ("CP",),
     "parafac2": ("PARAFAC2", "CP"),
     "shared_parafac": ("CP",),
+    "shared_tucker": ("Tucker",),
     "tucker": ("Tucker",),
 }
 

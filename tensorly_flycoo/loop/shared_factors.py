@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..base.array_modules import Array, move
+from ..base.array_modules import Array, has_true, move
 from ..base.checks import check_modes
 from ..engines.tall import call_lapack, inner_product, multiply, solve, sum_columns
 from ..tensor.labelled import LabelledTensor
@@ -25,6 +25,9 @@ from .cp_model import make_cp_tensor, multiply_all
 from .gauss_newton import SLACK, Damping, find_step, multiply_pairs
 from .run import RunModel, Sweep
 from .whole_tensor import WholeTensor
+
+#: Decompositions whose option `modes` says which modes have the same factor.
+SHARING = ("shared_parafac", "shared_tucker")
 
 #: Modes that share a factor.
 Group = tuple[int, ...]
@@ -41,9 +44,10 @@ def read_groups(modes: Any, shape: Sequence[int]) -> list[Group]:
     if isinstance(modes, str) or not isinstance(modes, Iterable):
         raise TypeError(f"modes is {modes!r}, expected modes that share a factor, such as (0, 2)")
     listed = list(modes)
-    has_groups = any(isinstance(item, list | tuple) for item in listed)
+    if not all(isinstance(group, list | tuple) for group in listed):
+        listed = [listed]
     groups: list[Group] = []
-    for group in listed if has_groups else [listed]:
+    for group in listed:
         check_modes(group, len(shape), "modes")
         groups.append(tuple(map(int, group)))
     grouped = [mode for group in groups for mode in group]
@@ -79,6 +83,17 @@ def share_factors(factors: Sequence[Array], groups: Sequence[Group]) -> list[Arr
         for other in others:
             shared[other] = factors[first]
     return shared
+
+
+def check_shared(factors: Sequence[Array], groups: Sequence[Group]) -> None:
+    """Refuse a guess whose factors differ in modes that share one."""
+    for first, *others in groups:
+        for other in others:
+            if has_true(factors[other] != factors[first]):
+                raise ValueError(
+                    f"factors[{other}] of init differs from factors[{first}], expected the same: "
+                    f"modes {first} and {other} share a factor"
+                )
 
 
 class _Point(NamedTuple):

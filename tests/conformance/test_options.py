@@ -152,6 +152,10 @@ OPTIONS = {
         ),
         "smoothness": acts("smoothness", {0: 2.0}),
     },
+    "shared_parafac": _LOOP | {
+        "modes": None,  # of one size: tests/unit/decomposition/test_shared_parafac.py
+        "l2_reg": acts("l2_reg", 0.5),
+    },
     "tucker": _LOOP | {
         "init": acts("init", "svd", n_iter_max=1),
         "fixed_factors": acts("fixed_factors", [1], init=_TUCKER, callback=None),
@@ -166,6 +170,7 @@ _BASES = {
     "generalized_parafac": {"init": "random", "n_iter_max": 4},
     "observed_parafac": {"l2_reg": 0.1},  # to choose one takes ten times as long
     "parafac2": {"linesearch": False},
+    "shared_parafac": {"modes": []},
 }
 ACTING = [
     pytest.param(name, option, id=f"{name}-{option}")

@@ -37,6 +37,7 @@ TUCKER_METHODS = [name for name, method in METHODS.items() if method.model == "T
 CALLS = {
     **dict.fromkeys(CP_METHODS, lambda f, x: iterate(f, x, RANK)),
     **dict.fromkeys(TUCKER_METHODS, lambda f, x: iterate(f, x, [2, 2, 2])),
+    "shared_parafac": lambda f, x: iterate(f, x, RANK, modes=[]),
     "parafac2": lambda f, x: f([x[0], x[1]], RANK, random_state=0, n_iter_max=2),
     "coupled_parafac": lambda f, x: f(
         [(x, tuple("abc")), (np.ones((12, 3)), tuple("ad"))], RANK, random_state=0, n_iter_max=2

@@ -25,6 +25,7 @@ SOLVERS = {
     "observed_parafac": {"random_state": 0, "biases": True},
     "parafac": {"random_state": 0, "init": "random"},
     "parafac2": {"random_state": 0},
+    "shared_parafac": {"modes": [], "init": "guess"},
     "tucker": {"rank": [2, 2, 2]},
 }
 VARIANTS = [

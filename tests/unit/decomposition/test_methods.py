@@ -22,7 +22,7 @@ from tensorly_flycoo.testing import random_tensor
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 #: What some take besides a tensor and a rank of 2.
-_OPTIONS = {"constrained_parafac": {"non_negative": True}}
+_OPTIONS = {"constrained_parafac": {"non_negative": True}, "shared_parafac": {"modes": []}}
 
 
 def run(name, x, **options):
