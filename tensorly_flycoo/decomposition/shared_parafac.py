@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..base.checks import check_real, check_weights
+from ..base.checks import check_real
 from ..io.checkpoint import Resumed
 from ..loop.guarding import check_iteration, describe_as
-from ..loop.initial_guess import check_initial_guess
+from ..loop.initial_guess import check_initial_guess, take_guess
 from ..loop.ranks import find_cp_rank
 from ..loop.run import Callback, Run, RunModel, find_state
 from ..loop.shared_factors import (
@@ -139,16 +139,14 @@ def _begin(
     x: FlycooTensor, groups: list[Group], rank: int, init: Any, svd: str, random_state: Any
 ) -> RunModel:
     """Make the initial guess, or restore a checkpoint; modes that share get the same array."""
-    weights = None
-    if not isinstance(init, str | Resumed):
+    if isinstance(init, str | Resumed):
+        model = start(x, None, rank, init, svd, random_state, solver="shared_parafac")
+    else:
+        if isinstance(init, list | tuple) and len(init) != 2:
+            raise ValueError(f"init has {len(init)} parts, expected 2, the weights and factors")
+        take_guess(x, rank, init)  # refuses what is no guess, but multiplies weights in
         weights, factors = check_initial_guess(init, x.dtype, x.device == "cuda", rank)
-        if weights is not None:
-            check_weights(weights, rank, x.dtype, x._engine.array_type)
-        init = None, factors
-    model = start(x, None, rank, init, svd, random_state, solver="shared_parafac")
-    if weights is not None:
-        model.weights = weights
-    if not isinstance(init, str):
-        check_shared(model.factors, groups)
+        check_shared(factors, groups)
+        model = RunModel(weights, [factor.copy() for factor in factors])
     model.factors[:] = share_factors(model.factors, groups)
     return model

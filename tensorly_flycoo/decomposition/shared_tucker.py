@@ -142,6 +142,8 @@ def _begin(x: FlycooTensor, pair: Group, rank: int, init: Any, random_state: Any
         guess = restored.factors
         errors = restored.errors
     else:
+        if len(init) != 2 or len(init[1]) != x.ndim:
+            raise ValueError(f"init is a {type(init).__name__}, expected a core and three factors")
         _, guess = init
     sizes = [x.shape[mode] for mode in pair]
     both = [guess[mode] for mode in pair]

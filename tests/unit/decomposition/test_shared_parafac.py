@@ -294,7 +294,7 @@ def test_wrong_arguments_are_refused_by_name(options, error, text):
 
 
 def test_data_that_it_cannot_fit_are_refused():
-    with pytest.raises(ValueError, match="l2_reg is 0.1, expected 0 where every mode shares"):
+    with pytest.raises(ValueError, match=r"l2_reg is 0\.1, expected 0 where every mode shares"):
         shared_parafac(make_tensor((5, 5)), 2, (0, 1), l2_reg=0.1)
     with pytest.raises(ValueError, match="has no nonzeros"):
         shared_parafac(sparse.COO(np.zeros((4, 3, 4))), 2, (0, 2))
