@@ -179,6 +179,7 @@ class RescalSweep(Sweep):
         (self._first, self._second), (self._relation,) = groups
         self._x = x
         self._data = WholeTensor(x)
+        self._identity = x._engine.xp.eye(x.shape[self._relation], dtype=x.dtype)
         self._l2_reg = l2_reg
         self.model = model
         self._point = self._find_core(model.factors[0])
@@ -209,9 +210,9 @@ class RescalSweep(Sweep):
 
     def _take(self, point: _Point) -> None:
         """Make a point the model."""
-        axes = np.argsort([self._relation, self._first, self._second])
         factors = [point.factor] * 3
-        factors[self._relation] = self._x._engine.xp.eye(len(point.core), dtype=self._x.dtype)
+        factors[self._relation] = self._identity
+        axes = np.argsort([self._relation, self._first, self._second]).tolist()
         self._point = point
         self.model.weights = point.core.transpose(axes)
         self.model.factors[:] = factors
