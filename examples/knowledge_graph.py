@@ -6,9 +6,9 @@ Predict facts of a knowledge graph with CP of a tensor of triples, tested on hel
 UMLS relates 135 medical terms by 46 relations: (virus, causes, disease). The triples are the
 nonzeros of a tensor, head x relation x tail. A CP decomposition with few components scores true but
 unseen triples higher than false ones. So does RESCAL, in which a term has one row of numbers for
-both ends of its triples, and each relation a matrix. For each held-out triple, the true tail is ranked among all
-tails and the true head among all heads, leaving out other known ones. The number of components is
-chosen on validation triples, not on test triples.
+both ends of its triples, and each relation a matrix. For each held-out triple, the true tail is
+ranked among all tails and the true head among all heads, leaving out other known ones. The number
+of components is chosen on validation triples, not on test triples.
 
 The data are files of the package pykeen. It needs PyTorch, so it is not installed: pip downloads
 its wheel (0.7 MB).

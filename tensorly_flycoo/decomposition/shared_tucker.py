@@ -82,9 +82,9 @@ def shared_tucker(
     -----
     An iteration solves for A as if the A on the other side of each matrix were known, by Nickel's
     update; halves that step while the loss would rise; and finds the best core. Its cost is that of
-    `parafac` of rank R\ :sup:`2`: three MTTKRPs, and one more for each halving, which real graphs
-    hardly need. The loss never rises by more than rounding. Memory: ``4 * R**2`` numbers for each
-    row.
+    `parafac` of rank R\ :sup:`2`: three MTTKRPs, and one more for each halving, of which the graphs
+    in docs/graphs.md need none. The loss never rises by more than rounding. Memory: ``4 * R**2``
+    numbers for each row.
 
     References
     ----------
@@ -112,8 +112,8 @@ def shared_tucker(
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     check_iteration(x, num_columns**2)
-    model = _begin(x, groups[0], num_columns, init, random_state)
 
+    model = _begin(x, groups[0], num_columns, init, random_state)
     return Run(
         sweep=RescalSweep(x, model, groups, l2_reg),
         tensor=x,
@@ -143,7 +143,7 @@ def _begin(x: FlycooTensor, pair: Group, rank: int, init: Any, random_state: Any
         errors = restored.errors
     else:
         if len(init) != 2 or len(init[1]) != x.ndim:
-            raise ValueError(f"init is a {type(init).__name__}, expected a core and three factors")
+            raise ValueError(f"init has {len(init)} parts, expected a core and three factors")
         _, guess = init
     sizes = [x.shape[mode] for mode in pair]
     both = [guess[mode] for mode in pair]
@@ -151,7 +151,7 @@ def _begin(x: FlycooTensor, pair: Group, rank: int, init: Any, random_state: Any
     if factors[0].shape[1] != rank:
         raise ValueError(f"init has factors of {factors[0].shape[1]} columns, expected {rank}")
     check_shared(guess, [pair])
-    return RunModel(None, factors, errors)
+    return RunModel(None, [factor.copy() for factor in factors], errors)
 
 
 class _Point(NamedTuple):
@@ -203,7 +203,7 @@ class RescalSweep(Sweep):
         for _ in range(_MAX_HALVINGS):
             point = self._find_core(start.factor + step)
             if point.loss <= limit:
-                self._take(point)
+                self._take(point._replace(loss=min(point.loss, start.loss)))
                 return point.error
             step /= 2
         return start.error
@@ -238,7 +238,7 @@ class RescalSweep(Sweep):
         return solve(system, targets.T).T
 
     def _find_core(self, factor: Array) -> _Point:
-        """Return the best core for a factor: sums, and its system's eigenvectors, in float64."""
+        """Return a factor with the best core for it, whose system is solved in float64."""
         xp = self._x._engine.xp
         rank = factor.shape[1]
         any_core = xp.zeros((self._x.shape[self._relation], rank, rank), self._x.dtype)
