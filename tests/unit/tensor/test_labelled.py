@@ -186,12 +186,14 @@ BY_MODE = {
     "uncertainty": lambda x, mode: uncertainty(x, MODEL, mode, 3, random_state=0).samples[0],
     "replicability": lambda x, mode: replicability(x, 1, mode, 2, 1, random_state=0).scores,
 }
+#: They take blocks or slices, or modes that need the same labels: tests of their own have these.
+LEFT_OUT = ("parafac2", "coupled_parafac", "shared_parafac", "shared_tucker")
 #: Of decompositions, by the name of the parameter.
 SOLVERS_BY_MODE = [
     (solver, name)
     for solver in decomposition.__all__
     for name in inspect.signature(getattr(decomposition, solver)).parameters
-    if name.endswith(("modes", "fixed_factors")) and solver not in ("parafac2", "coupled_parafac")
+    if name.endswith(("modes", "fixed_factors")) and solver not in LEFT_OUT
 ]
 
 
@@ -213,8 +215,7 @@ def test_a_mode_goes_by_name_too(use, labelled):
 
 def test_no_function_of_modes_is_left_out():
     known = {*BY_MODE, *(solver for solver, _ in SOLVERS_BY_MODE)}
-    # Blocks have names; slices of rows have none; a table has only names.
-    known |= {"coupled_parafac", "parafac2", "from_dataframe"}
+    known |= {*LEFT_OUT, "from_dataframe"}  # a table has only names
     for home in (tensorly_flycoo, decomposition):
         for name in home.__all__:
             if inspect.isfunction(getattr(home, name)):
