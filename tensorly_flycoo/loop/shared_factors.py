@@ -177,14 +177,13 @@ class SharedSweep(Sweep):
 
     def _restore(self, loss: float) -> _Point:
         """Return the point of a checkpoint."""
-        factors = list(self.model.factors)
-        weights = None
-        product = None
-        if not self._has_alone:
-            weights = self.model.weights
-            product = self._data.mttkrp(None, factors, self._last)
-        grams = self._multiply_grams(weights, factors)
-        return _Point(weights, factors, grams, product, self.model.errors[-1], loss)
+        weights, factors = self.model.weights, list(self.model.factors)
+        error = self.model.errors[-1]
+        grams = self._multiply_grams(factors)
+        if self._has_alone:
+            return _Point(None, factors, grams, None, error, loss)
+        product = self._data.mttkrp(None, factors, self._last)
+        return _Point(weights, factors, _append_weights(grams, weights), product, error, loss)
 
     def _average_products(self, start: _Point) -> dict[Group, Array]:
         """Return the mean of each moved group's MTTKRPs, which a pass in the modes' order finds."""
@@ -237,7 +236,7 @@ class SharedSweep(Sweep):
 
     def _find_best_factor(self, factors: list[Array], product: Array) -> _Point:
         last = self._last
-        grams = self._multiply_grams(None, factors, skip=last)
+        grams = self._multiply_grams(factors, skip=last)
         gram = multiply_all(grams, skip=last) + self._l2_reg * np.eye(grams.shape[1])
         solved = solve(self._place(gram), product.T).T
         [grams[last]] = multiply_pairs([solved], [solved])
@@ -247,11 +246,10 @@ class SharedSweep(Sweep):
 
     def _find_best_weights(self, factors: list[Array], product: Array) -> _Point:
         of_components = move(sum_columns(product * factors[self._last]), np)
-        grams = self._multiply_grams(None, factors)
+        grams = self._multiply_grams(factors)
         weights = self._place(solve(grams.prod(axis=0), of_components))
-        exact = move(weights, np).astype(np.float64)
-        grams = np.stack([*grams, np.outer(exact, exact)])
-        return self._measure(weights, factors, grams, product, float(exact @ of_components))
+        inner = float(move(weights, np) @ of_components)
+        return self._measure(weights, factors, _append_weights(grams, weights), product, inner)
 
     def _measure(
         self,
@@ -267,21 +265,22 @@ class SharedSweep(Sweep):
         ridge = self._l2_reg * grams.trace(axis1=1, axis2=2).sum() / square
         return _Point(weights, factors, grams, product, residual**0.5, residual + ridge)
 
-    def _multiply_grams(
-        self, weights: Array | None, factors: Sequence[Array], skip: int | None = None
-    ) -> np.ndarray:
-        """Return the Gram matrices (n, R, R) of factors, and of the weights; zeros for `skip`."""
+    def _multiply_grams(self, factors: Sequence[Array], skip: int | None = None) -> np.ndarray:
+        """Return the Gram matrices (ndim, R, R) of factors; zeros for mode `skip`."""
         rank = factors[0].shape[1]
         grams = np.zeros((len(factors), rank, rank))
         groups = [group for group in self._groups if skip not in group]
         firsts = [factors[group[0]] for group in groups]
         for group, gram in zip(groups, multiply_pairs(firsts, firsts), strict=True):
             grams[list(group)] = gram
-        if weights is None:
-            return grams
-        exact = move(weights, np).astype(np.float64)
-        return np.stack([*grams, np.outer(exact, exact)])
+        return grams
 
     def _place(self, matrix: np.ndarray) -> Array:
         """Return a small matrix on the device, in the dtype of the factors."""
         return self._data.tensor._engine.xp.asarray(matrix.astype(self._data.dtype))
+
+
+def _append_weights(grams: np.ndarray, weights: Array) -> np.ndarray:
+    """Return Gram matrices and, after them, that of weights: a factor (1, R)."""
+    exact = move(weights, np).astype(np.float64)
+    return np.stack([*grams, np.outer(exact, exact)])
