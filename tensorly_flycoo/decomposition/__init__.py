@@ -21,6 +21,8 @@ from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
 from .recording import describe_fit
+from .shared_parafac import shared_parafac
+from .shared_tucker import shared_tucker
 from .tucker import tucker
 
 #: The algorithms, without the guard that users' have around them: all but `coupled_parafac`.
@@ -36,6 +38,8 @@ UNGUARDED = {
         observed_parafac,
         parafac,
         parafac2,
+        shared_parafac,
+        shared_tucker,
         tucker,
     )
 }
@@ -55,6 +59,8 @@ __all__ = [
     "observed_parafac",
     "parafac",
     "parafac2",
+    "shared_parafac",
+    "shared_tucker",
     "tucker",
 ]
 

@@ -85,9 +85,11 @@ METHODS = {
         Method(decomposition.constrained_parafac),
         Method(decomposition.observed_parafac, knows_zeros=False),
         Method(decomposition.generalized_parafac, loss="poisson_count", takes_mask=True),
+        Method(decomposition.shared_parafac),
         Method(decomposition.coupled_parafac, "coupled"),
         Method(decomposition.parafac2, "PARAFAC2", takes_mask=True),
         Method(decomposition.tucker, "Tucker", takes_mask=True),
+        Method(decomposition.shared_tucker, "Tucker"),
         Method(decomposition.non_negative_tucker, "Tucker", non_negative=True, takes_mask=True),
         Method(decomposition.non_negative_tucker_hals, "Tucker", non_negative=True),
     )

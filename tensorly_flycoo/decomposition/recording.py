@@ -8,6 +8,7 @@ from ..base.fit_record import FitRecord
 from ..loop.constraints import name_constraints
 from ..loop.losses import find_loss
 from ..loop.masks import copy_mask
+from ..loop.shared_factors import SHARING, read_groups
 from ..loop.smoothness import read_smoothness
 from .non_negative_parafac_hals import find_constrained
 
@@ -38,7 +39,7 @@ def describe_fit(function: str, options: Mapping[str, Any], x: Any) -> FitRecord
         mask=mask,
         l2_reg=_read_ridge(function, options),
         non_negative=_list_non_negative(function, options, loss, ndim),
-        constraints=_list_constraints(function, options, ndim),
+        constraints=_list_constraints(function, options, x.shape, ndim),
         is_centred=bool(options.get("center")),
         dtype=str(x.dtype),
     )
@@ -80,10 +81,15 @@ def _list_non_negative(
 
 
 def _list_constraints(
-    function: str, options: Mapping[str, Any], ndim: int
+    function: str, options: Mapping[str, Any], shape: tuple[int, ...], ndim: int
 ) -> dict[int, dict[str, float]]:
     """Return the constraints and penalties of each mode that has some, but non-negativity."""
     constraints: dict[int, dict[str, float]] = {mode: {} for mode in range(ndim)}
+    if function in SHARING:
+        for group in read_groups(options["modes"], shape):
+            for mode in group:
+                if len(group) > 1:
+                    constraints[mode]["shared_factor"] = 1.0
     if function == "constrained_parafac":
         for mode, (name, strength) in enumerate(name_constraints(options, ndim)):
             if strength and name != "non_negative":

@@ -10,9 +10,16 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from ..base.array_modules import Array, move
-from ..engines.tall import call_lapack, inner_product, multiply, transposed_product
-from .gauss_newton import GAUSS_NEWTON, find_step, is_step_cheap
+from ..base.array_modules import Array
+from ..engines.tall import call_lapack, inner_product, multiply
+from .gauss_newton import (
+    GAUSS_NEWTON,
+    SLACK,
+    Damping,
+    find_step,
+    is_step_cheap,
+    multiply_pairs,
+)
 from .least_squares import LeastSquares
 from .momentum import Pace, extrapolate
 from .run import Accelerator, RunModel, find_state
@@ -23,18 +30,6 @@ _NUM_FIRST = 5
 #: `AUTO`: momentum crawls if so many iterations raise the fit by less than this part of it.
 _WINDOW = 5
 _CRAWL = 2.5e-3
-
-#: The first damping, relative to the diagonals of the :math:`\Gamma_n`, and the largest; the least
-#: is the root of the rounding, which it keeps from scaling columns that no other damping holds.
-_DAMPING = 1e-2
-_MAX_DAMPING = 1e2
-
-#: A step that lowers the error divides the damping by this number, another one multiplies it.
-_EASE = 3
-_BRAKE = 10
-
-#: The roundings by which the square of a loss may rise in a step.
-_SLACK = 8
 
 
 class Movable(Protocol):
@@ -183,31 +178,33 @@ class GaussNewton(Accelerator):
         self, sweep: LeastSquares, momentum: Momentum, linesearch: str, state: Mapping[str, Any]
     ) -> None:
         self._sweep = sweep
-        self._momentum: Momentum | None = momentum  # until the first step
+        self._momentum: Momentum | None = momentum  # None from the first step on
         self._linesearch = linesearch
-        self._damping = float(state.get("damping", 0))  # 0 before the first step
+        self._eps = float(np.finfo(sweep.tensor.dtype).eps)
+        self._damping = Damping(self._eps)
         self._loss = float(state.get("loss", 0))
         self._grams = np.empty(0)  # (ndim, R, R), of all modes
         model = sweep.model
         if model.weights is not None:  # ones, but for normalised starts
             model.factors[0] = model.factors[0] * model.weights
             model.weights = model.weights**0
-        if self._damping:
-            self._grams = np.stack(_multiply_pairs(model.factors, model.factors))
+        if "damping" in state:
+            self._momentum = None
+            self._damping = Damping(self._eps, float(state["damping"]))
+            self._grams = np.stack(multiply_pairs(model.factors, model.factors))
 
     def save_state(self) -> Mapping[str, Array]:
-        if not self._damping and self._momentum is not None:
+        if self._momentum is not None:
             return self._momentum.save_state()
-        return {"damping": np.asarray(self._damping), "loss": np.asarray(self._loss)}
+        return {"damping": np.asarray(self._damping.strength), "loss": np.asarray(self._loss)}
 
     def step(self, iteration: int) -> Any:
         """Do an iteration of momentum, or from its turn on a Gauss-Newton step."""
-        if not self._damping and self._momentum is not None:
+        if self._momentum is not None:
             if not self._is_turn():
                 return self._momentum.step(iteration)
             self._momentum = None  # frees the model that it keeps
             self._sweep.end_rounding()
-            self._damping = _DAMPING
             _, self._loss, self._grams = self._solve_longest()
         return self._move_all()
 
@@ -230,20 +227,19 @@ class GaussNewton(Accelerator):
         start = list(factors)
         modes = self._list_moved()
         products = {n: sweep.data.mttkrp(None, start, n) for n in modes}
-        moved = _multiply_pairs([start[n] for n in modes], [products[n] for n in modes])
+        moved = multiply_pairs([start[n] for n in modes], [products[n] for n in modes])
         inner = dict(zip(modes, moved, strict=True))
-        eps = float(np.finfo(sweep.tensor.dtype).eps)
-        limit = (float(self._loss) ** 2 + _SLACK * eps) ** 0.5  # a smaller rise is rounding
-        while self._damping < _MAX_DAMPING:
+        limit = (float(self._loss) ** 2 + SLACK * self._eps) ** 0.5  # a smaller rise is rounding
+        while self._damping.may_help:
             self._take_step(start, products, inner)
             with contextlib.suppress(np.linalg.LinAlgError):  # of a step that overflows
                 error, loss, grams = self._solve_longest()
                 if loss <= limit:
                     self._loss = min(loss, self._loss)
                     self._grams = grams
-                    self._damping = max(self._damping / _EASE, eps**0.5)
+                    self._damping.ease()
                     return error
-            self._damping *= _BRAKE
+            self._damping.brake()
         factors[:] = start
         return sweep.model.errors[-1]
 
@@ -253,7 +249,9 @@ class GaussNewton(Accelerator):
         """Replace all factors but the longest, by a step with the current damping."""
         sweep = self._sweep
         dtype = sweep.tensor.dtype
-        step = call_lapack(find_step, self._grams, inner, sweep.modes, self._damping, sweep.l2_reg)
+        step = call_lapack(
+            find_step, self._grams, inner, sweep.modes, self._damping.strength, sweep.l2_reg
+        )
         of_products, of_factors = sweep.tensor._engine.xp.asarray(step.astype(dtype))
         for n, product in products.items():
             sweep.model.factors[n] = multiply(product, of_products[n])
@@ -280,18 +278,8 @@ class GaussNewton(Accelerator):
         product = sweep.solve_mode(self._longest)
         square = float(sweep.tensor.norm()) ** 2
         inner = inner_product(product, factors[self._longest])
-        grams = np.stack(_multiply_pairs(factors, factors))
+        grams = np.stack(multiply_pairs(factors, factors))
         model_square = grams.prod(axis=0).sum()
         residual = abs(square + model_square - 2 * float(inner)) / square
         ridge = sweep.l2_reg * grams.trace(axis1=1, axis2=2).sum() / square
         return float(residual**0.5), float((residual + ridge) ** 0.5), grams
-
-
-def _multiply_pairs(left: Sequence[Array], right: Sequence[Array]) -> list[np.ndarray]:
-    """Return a^T b of each pair, on the host, and in float64: of them differences are taken."""
-    products = []
-    for a, b in zip(left, right, strict=True):
-        exact_a = a.astype(np.float64, copy=False)
-        exact_b = exact_a if b is a else b.astype(np.float64, copy=False)
-        products.append(transposed_product(exact_a, exact_b))
-    return [move(product, np) for product in products]  # the host waits for a GPU, once

@@ -17,15 +17,64 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..base.array_modules import Array, move
+from ..engines.tall import transposed_product
 from .cp_model import multiply_all
 
 #: Values of `linesearch=`: for Gauss-Newton steps, and for these where they pay.
 GAUSS_NEWTON = "gauss-newton"
 AUTO = "auto"
 
+#: The first damping, relative to the diagonals of the :math:`\Gamma_n`, and the largest; the least
+#: is the root of the rounding, which it keeps from scaling columns that no other damping holds.
+_DAMPING = 1e-2
+_MAX_DAMPING = 1e2
+
+#: A step that lowers the error divides the damping by this number, another one multiplies it.
+_EASE = 3
+_BRAKE = 10
+
+#: The roundings by which the square of a loss may rise in a step.
+SLACK = 8
+
 #: Conjugate gradients end at this part of the first residual, or after so many iterations.
 _SHARE_LEFT = 0.1
 _MAX_CG = 30
+
+
+class Damping:
+    """How strongly steps are damped: less after each that lowers the loss, more after another.
+
+    >>> damping = Damping(eps=1e-16)
+    >>> damping.brake()
+    >>> damping.strength, damping.may_help
+    (0.1, True)
+    """
+
+    def __init__(self, eps: float, strength: float = _DAMPING) -> None:
+        self.strength = strength
+        self._least = eps**0.5
+
+    @property
+    def may_help(self) -> bool:
+        """Whether a step with this damping may lower the loss, where one with less has not."""
+        return self.strength < _MAX_DAMPING
+
+    def ease(self) -> None:
+        self.strength = max(self.strength / _EASE, self._least)
+
+    def brake(self) -> None:
+        self.strength *= _BRAKE
+
+
+def multiply_pairs(left: Sequence[Array], right: Sequence[Array]) -> list[np.ndarray]:
+    """Return a^T b of each pair, on the host, and in float64: of them differences are taken."""
+    products = []
+    for a, b in zip(left, right, strict=True):
+        exact_a = a.astype(np.float64, copy=False)
+        exact_b = exact_a if b is a else b.astype(np.float64, copy=False)
+        products.append(transposed_product(exact_a, exact_b))
+    return [move(product, np) for product in products]  # the host waits for a GPU, once
 
 
 def is_step_cheap(nnz: int, rank: int) -> bool:

@@ -30,6 +30,7 @@ from ..tensor.tensor import FlycooTensor
 from .cp_model import warn_of_zeros
 from .model_uses import check_guess, match_guess
 from .scaling import bring_near_one
+from .shared_factors import SHARING, check_shared_labels
 from .unknown_cells import obey_unknown
 
 _P = ParamSpec("_P")
@@ -130,6 +131,8 @@ def guard(
         labelled = call.drop_labels()
         if isinstance(data, LabelledTensor):
             _mask_unknown_and_match_guess(call, data, name, defaults)
+            if name in SHARING:
+                check_shared_labels(call.kwargs.get("modes", defaults["modes"]), data)
         _check_arguments(call, name)
 
         # 3. The decomposition itself, of values near 1, on a device.

@@ -75,6 +75,8 @@ _GUESSES = {
     "observed_parafac": ("CP",),
     "parafac": ("CP",),
     "parafac2": ("PARAFAC2", "CP"),
+    "shared_parafac": ("CP",),
+    "shared_tucker": ("Tucker",),
     "tucker": ("Tucker",),
 }
 

@@ -22,6 +22,7 @@ from ..tensor.entrance import is_sparse
 from ..tensor.tensor import FlycooTensor
 from .constraints import CONES, name_constraints
 from .masks import MissingEntries
+from .shared_factors import read_groups
 
 #: Narrower than `safe_exponents`: for non-negative models, whose updates and start have TensorLy's
 #: absolute constants; and for conjugate gradients in float32, whose steps have higher powers.
@@ -268,6 +269,22 @@ def _scale_observed(options: dict[str, Any], ndim: int, exponent: int) -> Scalin
     return Scaling(shares, 0)
 
 
+def _scale_shared(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
+    """Scale all factors alike, so that those of modes that share stay the same."""
+    share = exponent // ndim
+    _shift_coefficients(options, "l2_reg", 2 * (share - exponent))
+    return Scaling([share] * ndim, 0)
+
+
+def _scale_rescal(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
+    """Scale the core and the factor that two modes share alike, not the identity of the third."""
+    share = exponent // ndim
+    _shift_coefficients(options, "l2_reg", 2 * (share - exponent))
+    pair, *_ = read_groups(options.get("modes", (0, 2)), options["tensor"].shape)
+    shares = [share if mode in pair else 0 for mode in range(ndim)]
+    return Scaling(shares, share, has_core=True)
+
+
 def _scale_core(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
     """Scale the core alone."""
     _shift_coefficients(options, "sparsity_coefficients", -2 * exponent)
@@ -285,5 +302,7 @@ _RULES: dict[str, tuple[Callable[..., Scaling | None], tuple[int, int] | None]] 
     "observed_parafac": (_scale_observed, _OBSERVED),
     "parafac": (_scale_cp, None),
     "parafac2": (_scale_cp, None),
+    "shared_parafac": (_scale_shared, None),
+    "shared_tucker": (_scale_rescal, None),
     "tucker": (_scale_core, None),
 }

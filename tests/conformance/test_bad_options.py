@@ -58,6 +58,8 @@ CALLS = {
     **{name: (X, _CP) for name, method in METHODS.items() if method.model == "CP"},
     **{name: (X, _TUCKER) for name, method in METHODS.items() if method.model == "Tucker"},
     "constrained_parafac": (X, _CP | {"non_negative": True}),
+    "shared_parafac": (X, _CP | {"modes": []}),
+    "shared_tucker": (X[:, :, :6], _CP),
     "coupled_parafac": ([LABELLED], _CP),
     "parafac2": (SLICES, _CP),
     "FlycooCP": (lambda **options: FlycooCP(**options).fit(X), {**_CP, "n_starts": 1}),

@@ -74,7 +74,7 @@ def test_the_table_names_functions_that_are_there(name, modules):
 @pytest.mark.parametrize("name", decomposition.__all__)
 def test_decompositions_have_tensorlys_parameters(name):
     """In the order of TensorLy 0.10; the seam passes arguments by name, as 0.9's order differs."""
-    if name in ("coupled_parafac", "observed_parafac", "generalized_parafac"):  # our own
+    if not hasattr(tl.decomposition, name):  # our own
         return
     ours = list(inspect.signature(getattr(decomposition, name)).parameters)
     theirs = list(inspect.signature(inspect.unwrap(getattr(tl.decomposition, name))).parameters)

@@ -74,6 +74,7 @@ _USES = {
     "non_negative_parafac_hals": _fit("non_negative_parafac_hals"),
     "constrained_parafac": _fit("constrained_parafac", non_negative=True),
     "generalized_parafac": _fit("generalized_parafac"),
+    "shared_parafac": _fit("shared_parafac", modes=[]),
     "observed_parafac": lambda x, model: (
         tensorly_flycoo.observed_parafac(x, 2, init=model, n_iter_max=3).factors
     ),

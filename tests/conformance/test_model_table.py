@@ -459,7 +459,8 @@ def test_each_function_of_models_is_in_the_table():
 
 def test_each_way_to_make_a_model_is_in_the_table():
     kinds = [kind for kind in KINDS.values() if not kind.rebuilt]
-    assert {kind.method for kind in kinds} == {*METHODS}
+    # The shape of the table has no two modes of one size, which RESCAL needs.
+    assert {kind.method for kind in kinds} == {*METHODS} - {"shared_tucker"}
     assert {kind.loss for kind in kinds} == {*LOSSES, "custom"}
     constrained = {name for kind in kinds for name in kind.options if name in CONSTRAINTS}
     assert constrained >= CONSTRAINTS

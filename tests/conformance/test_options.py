@@ -152,6 +152,15 @@ OPTIONS = {
         ),
         "smoothness": acts("smoothness", {0: 2.0}),
     },
+    "shared_parafac": _LOOP | {
+        "modes": None,  # of one size: tests/unit/decomposition/test_shared_parafac.py
+        "l2_reg": acts("l2_reg", 0.5),
+    },
+    "shared_tucker": {name: _LOOP[name] for name in _LOOP if name != "svd"} | {
+        "modes": None,  # of one size: tests/unit/decomposition/test_shared_tucker.py
+        "init": acts("init", (CORE, [GUESS[2], GUESS[1], GUESS[2]])),
+        "l2_reg": acts("l2_reg", 0.5),
+    },
     "tucker": _LOOP | {
         "init": acts("init", "svd", n_iter_max=1),
         "fixed_factors": acts("fixed_factors", [1], init=_TUCKER, callback=None),
@@ -166,6 +175,7 @@ _BASES = {
     "generalized_parafac": {"init": "random", "n_iter_max": 4},
     "observed_parafac": {"l2_reg": 0.1},  # to choose one takes ten times as long
     "parafac2": {"linesearch": False},
+    "shared_parafac": {"modes": []},
 }
 ACTING = [
     pytest.param(name, option, id=f"{name}-{option}")
@@ -205,7 +215,8 @@ def run(name, options):
     if name == "coupled_parafac":
         blocks = [(X, tuple("abc")), (X[:, :4, 0], tuple("ad"))]
         return coupled_parafac(blocks, **given), calls
-    return getattr(decomposition, name)(FlycooTensor.from_dense(X), **given), calls
+    data = X[:4] if name == "shared_tucker" else X  # whose first and last modes have one size
+    return getattr(decomposition, name)(FlycooTensor.from_dense(data), **given), calls
 
 
 @functools.cache
@@ -289,7 +300,8 @@ def find_errors(name, options, model):
             for group in (rests, blocks)
         ]
         return (sums[0] / sums[1]) ** 0.5
-    x, cells, counts = X, read_cells(model), np.ones(SHAPE)
+    cells = read_cells(model)
+    x, counts = X[: len(cells)], np.ones(cells.shape)
     if "mask" in options:
         counts = MASK.todense()
         x = np.where(counts == 0, cells, x)  # imputed: the residual there is 0

@@ -34,6 +34,7 @@ SOLVERS = {
     "parafac2 smooth": ("parafac2", {"linesearch": False, "smoothness": {0: 2.0}}),
     "parafac2": ("parafac2", {"linesearch": False}),
     "parafac2 normalized": ("parafac2", {"linesearch": False, "normalize_factors": True}),
+    "shared": ("shared_parafac", {"modes": []}),
     "tucker": ("tucker", {"rank": [2, 3, 4], "init": "svd"}),
     "tucker random": ("tucker", {"rank": [2, 3, 4]}),
     "nn tucker": ("non_negative_tucker", {"rank": [2, 3, 4]}),

@@ -20,6 +20,7 @@ _CP = {
     "observed_parafac": {},
     "generalized_parafac": {},
     "parafac2": {},
+    "shared_parafac": {"modes": []},
 }
 _OTHERS = ("tucker", "partial_tucker")
 _WRONG = [
@@ -51,7 +52,7 @@ def decompose(name, x, rank, home=decomposition):
 @pytest.mark.usefixtures("flycoo_backend")
 def test_a_wrong_rank_is_refused_at_once(name, rank, error, text, x):
     start_s = time.process_time()  # other processes' load is no part of it
-    is_ours = name in ("observed_parafac", "generalized_parafac")
+    is_ours = name in ("observed_parafac", "generalized_parafac", "shared_parafac")
     homes = [decomposition] if is_ours else [decomposition, tl.decomposition]
     for home in homes:
         with pytest.raises(error, match=text):

@@ -121,6 +121,8 @@ def from_dense(cells):
 
 
 SOLVERS = [name for name, method in METHODS.items() if method.model not in ("coupled",)]
+#: What some take besides.
+OWN = {"shared_parafac": {"modes": []}}
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -128,7 +130,7 @@ def test_every_solver_obeys_a_mask_of_its_data(name):
     """It gives the model that it gives with the mask as an option, or is refused by name."""
     x, mask = make_small("mask")
     solve, method = getattr(decomposition, name), METHODS[name]
-    options = {"n_iter_max": 3, "random_state": 0, "init": "random"}
+    options = {"n_iter_max": 3, "random_state": 0, "init": "random", **OWN.get(name, {})}
     rank = [2, 2, 2] if method.model == "Tucker" else 2
     if not method.takes_mask:
         with pytest.raises(ValueError, match=f"tensor .*{name}"):
@@ -150,7 +152,7 @@ def test_every_solver_obeys_data_of_which_only_rows_are_known(name):
     rows = x.tensor.nonzeros()
     x = LabelledTensor(from_dense_without(rows, x.shape), x.labels, "all")
     solve, method = getattr(decomposition, name), METHODS[name]
-    options = {"n_iter_max": 3, "random_state": 0, "init": "random"}
+    options = {"n_iter_max": 3, "random_state": 0, "init": "random", **OWN.get(name, {})}
     rank = [2, 2, 2] if method.model == "Tucker" else 2
     if name == "observed_parafac":
         plain = LabelledTensor(x.tensor, x.labels)

@@ -19,10 +19,11 @@ def test_knowledge_graph():
     assert result["test"].shape == (3, 661)
     assert result["cp_tensor"].rank == 30  # chosen on validation triples
     assert result["cp_tensor"].shape == (135, 46, 135)
-    counts, ours = result["results"].values()
+    counts, ours, rescal = result["results"].values()
     assert all(np.isfinite(factor).all() for factor in result["cp_tensor"].factors)
     assert 0 < ours["first"] <= ours["mrr"] <= 1
     assert ours["mrr"] > counts["mrr"]  # CP has learned more than frequencies
+    assert rescal["mrr"] > ours["mrr"]
     for mode in (0, 2):
         check_ranks(result, mode)
 

@@ -191,6 +191,7 @@ def _list_kinds():
         confidence="stored",
         unobserved=0.1,
     )
+    yield Kind("shared", "shared_parafac", {"modes": []})
     yield Kind("parafac2", "parafac2")
     yield Kind("parafac2_masked", "parafac2", mask="cells")
     yield Kind("tucker", "tucker")

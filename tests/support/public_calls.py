@@ -37,6 +37,8 @@ TUCKER_METHODS = [name for name, method in METHODS.items() if method.model == "T
 CALLS = {
     **dict.fromkeys(CP_METHODS, lambda f, x: iterate(f, x, RANK)),
     **dict.fromkeys(TUCKER_METHODS, lambda f, x: iterate(f, x, [2, 2, 2])),
+    "shared_parafac": lambda f, x: iterate(f, x, RANK, modes=[]),
+    "shared_tucker": lambda f, x: iterate(f, x[:10], RANK),
     "parafac2": lambda f, x: f([x[0], x[1]], RANK, random_state=0, n_iter_max=2),
     "coupled_parafac": lambda f, x: f(
         [(x, tuple("abc")), (np.ones((12, 3)), tuple("ad"))], RANK, random_state=0, n_iter_max=2
@@ -66,8 +68,8 @@ CALLS = {
     "dot": lambda f, x: f(tl.unfold(x, 0), np.ones((80, 2))),
 }  # fmt: skip
 
-#: They take no labels, or slices of a tensor.
-WITHOUT_LABELS = ("parafac2", "coupled_parafac", "mode_dot")
+#: They take no labels here, or slices of a tensor.
+WITHOUT_LABELS = ("parafac2", "coupled_parafac", "shared_tucker", "mode_dot")
 
 #: They take no tensor, or give none of its numbers.
 NO_ARRAYS = {

@@ -22,13 +22,15 @@ from tensorly_flycoo.testing import random_tensor
 pytestmark = pytest.mark.usefixtures("flycoo_backend")
 
 #: What some take besides a tensor and a rank of 2.
-_OPTIONS = {"constrained_parafac": {"non_negative": True}}
+_OPTIONS = {"constrained_parafac": {"non_negative": True}, "shared_parafac": {"modes": []}}
 
 
 def run(name, x, **options):
     """Run a method on a tensor of three modes, or what it takes in place of one."""
     if name == "coupled_parafac":
         x = [(x, list("abc")), (np.ones((x.shape[0], 4)), ["a", "d"])]
+    if name == "shared_tucker":  # with two modes of one size
+        x = x[:, :, : x.shape[0]]
     options |= {"n_iter_max": 3, "random_state": 0, **_OPTIONS.get(name, {})}
     return METHODS[name].function(x, 2, **options)
 

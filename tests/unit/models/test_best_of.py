@@ -71,11 +71,19 @@ def test_each_run_equals_the_lone_run(x, function, monkeypatch):
             np.testing.assert_array_equal(found, factor)
 
 
+def make_square(x):
+    """Return the part of a tensor whose first and last modes have one size."""
+    size = min(x.shape[0], x.shape[-1])
+    return x[:size, :, :size]
+
+
 #: What the solvers take besides a tensor and a rank, and the options of a run.
 SOLVERS = {
     "parafac2": {"x": lambda x: [x[n] for n in range(x.shape[0])]},
     "coupled_parafac": {"x": lambda x: [(x, list("abc")), (np.ones((x.shape[0], 4)), ["a", "d"])]},
     "constrained_parafac": {"options": {"non_negative": True}},
+    "shared_parafac": {"options": {"modes": []}},
+    "shared_tucker": {"x": make_square},
     "tucker": {"rank": [2, 2, 2]},
     "non_negative_tucker": {"rank": [2, 2, 2]},
     "non_negative_tucker_hals": {"rank": [2, 2, 2]},

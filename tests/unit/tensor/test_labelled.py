@@ -187,12 +187,14 @@ BY_MODE = {
     "center": lambda x, mode: tensorly_flycoo.center(x, [0, mode]).entries([[0], [1], [2]]),
     "replicability": lambda x, mode: replicability(x, 1, mode, 2, 1, random_state=0).scores,
 }
+#: They take blocks or slices, or modes that need the same labels: tests of their own have these.
+LEFT_OUT = ("parafac2", "coupled_parafac", "shared_parafac", "shared_tucker")
 #: Of decompositions, by the name of the parameter.
 SOLVERS_BY_MODE = [
     (solver, name)
     for solver in decomposition.__all__
     for name in inspect.signature(getattr(decomposition, solver)).parameters
-    if name.endswith(("modes", "fixed_factors")) and solver not in ("parafac2", "coupled_parafac")
+    if name.endswith(("modes", "fixed_factors")) and solver not in LEFT_OUT
 ]
 
 
@@ -214,8 +216,7 @@ def test_a_mode_goes_by_name_too(use, labelled):
 
 def test_no_function_of_modes_is_left_out():
     known = {*BY_MODE, *(solver for solver, _ in SOLVERS_BY_MODE)}
-    # Blocks have names; slices of rows have none; a table has only names.
-    known |= {"coupled_parafac", "parafac2", "from_dataframe"}
+    known |= {*LEFT_OUT, "from_dataframe"}  # a table has only names
     for home in (tensorly_flycoo, decomposition):
         for name in home.__all__:
             if inspect.isfunction(getattr(home, name)):

@@ -1,0 +1,38 @@
+"""Models with one factor for several modes are on a GPU those of the CPU."""
+
+import cupy
+import numpy as np
+import pytest
+
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.decomposition import shared_parafac, shared_tucker
+from tensorly_flycoo.testing import random_tensor
+
+RANK = 4
+
+#: Functions, shapes, modes that share, and ridges.
+CASES = [
+    (shared_parafac, (60, 9, 60), (0, 2), 0.1),
+    (shared_parafac, (50, 50, 50), (0, 1, 2), 0),
+    (shared_parafac, (30, 40, 30, 40), [(0, 2), (1, 3)], 0),
+    (shared_tucker, (60, 9, 60), (0, 2), 0.1),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("function", "shape", "modes", "ridge"), CASES, ids=str)
+def test_as_on_the_cpu(function, shape, modes, ridge, dtype):
+    x = random_tensor(shape, 5000, random_state=0, dtype=dtype, device="cpu")
+    on_gpu = FlycooTensor(*x.nonzeros(), shape, device="cuda")
+    options = {"modes": modes, "l2_reg": ridge, "random_state": 0, "n_iter_max": 3}
+    expected, errors = function(x, RANK, return_errors=True, **options)
+    found, on_gpu_errors = function(on_gpu, RANK, return_errors=True, **options)
+    again = function(on_gpu, RANK, **options)
+    tolerance = 1e-3 if dtype == "float32" else 1e-9
+    np.testing.assert_allclose(on_gpu_errors, errors, rtol=tolerance)
+    for own, same, factor in zip(found.factors, again.factors, expected.factors, strict=True):
+        assert isinstance(own, cupy.ndarray)
+        assert own.dtype == factor.dtype == dtype
+        assert own.tobytes() == same.tobytes()
+    on_host = function(x.to_coo(), RANK, **options)
+    assert isinstance(on_host.factors[0], np.ndarray)
