@@ -67,20 +67,33 @@ class CpuEngine(CpuPrimitives, Engine):
         arrays, partial_rows = self.allocate_workspace(layout, factors, mode, out)
         carry_rows = layout.tilings[mode].carry_rows
         lanes, tail_lanes = mttkrp.choose_lanes(out.shape[1], out.itemsize)
-        reads_ahead = _find_reads_ahead(arrays, out.itemsize, len(lanes))
+        # The only factor, of a group, may be a tuple of the factors of the group's modes.
+        are_apart = len(arrays) == 1 and isinstance(arrays[0], tuple)
+        reads_ahead = None
+        if not are_apart:
+            reads_ahead = _find_reads_ahead(arrays, out.itemsize, len(lanes))
         with layout.step(mode, self, stays) as step:
             nnz = step.records.shape[0]
             if nnz == 0:
                 out[...] = 0
                 return
             arguments = _gather_arguments(
-                layout, step, mode, arrays, out, partial_rows, lanes, tail_lanes, reads_ahead
+                layout,
+                step,
+                mode,
+                arrays,
+                out,
+                partial_rows,
+                lanes,
+                tail_lanes,
+                reads_ahead,
+                are_apart,
             )
             work_ns = _estimate_ns(layout, step, out)
             # Segments serve a factor that does not fit the cache; the bits are the same. Where rows
             # are read ahead, tiles are faster.
             segments = None
-            if nnz >= LEAST_NNZ and not reads_ahead and not _are_apart(arrays):
+            if nnz >= LEAST_NNZ and not reads_ahead and not are_apart:
                 segments = find_segments(layout, step, mode, arrays)
             if self.is_logging():
                 kernel = "mttkrp_segments" if segments else "mttkrp_tiles"
@@ -149,7 +162,10 @@ class CpuEngine(CpuPrimitives, Engine):
         num_tiles = layout.tilings[mode].carry_rows.size
         most_rows = num_tiles * layout.tile_size // _READS_A_COPY
         partial_rows = np.empty((num_tiles, out.shape[1]), out.dtype)
-        modes = sorted(factors, key=lambda n: (n == mode, n))
+        modes = sorted(factors)
+        if mode in factors:
+            modes.remove(mode)
+            modes.append(mode)
         arrays: list[Any] = []
         for n in modes:
             factor = factors[n]
@@ -264,11 +280,6 @@ class CpuEngine(CpuPrimitives, Engine):
     find_peaks = staticmethod(row_updates.find_peaks)
 
 
-def _are_apart(factors: Sequence[Any]) -> bool:
-    """Say whether the only factor, of a group, is a tuple of the factors of the group's modes."""
-    return len(factors) == 1 and isinstance(factors[0], tuple)
-
-
 def _find_reads_ahead(factors: Sequence[Any], itemsize: int, num_lanes: int) -> bool | None:
     """Return True if MTTKRP should prefetch rows of the factors, else None.
 
@@ -278,7 +289,7 @@ def _find_reads_ahead(factors: Sequence[Any], itemsize: int, num_lanes: int) -> 
     rows fills up its queues, so that it begins with fewer. Rows of less than a cache line do not
     need it.
     """
-    if not factors or _are_apart(factors):
+    if not factors:
         return None
     is_narrow = factors[0].itemsize < itemsize
     fills_line = num_lanes * factors[0].itemsize >= CACHE_LINE_NBYTES
@@ -330,9 +341,9 @@ def _gather_arguments(
     lanes: tuple[int, ...],
     tail_lanes: tuple[int, ...] | None = None,
     reads_ahead: bool | None = None,
+    are_apart: bool = False,
 ) -> tuple[Tiles, Storage, mttkrp.Operands]:
-    """Return the arguments of the loops that compute MTTKRP."""
-    are_apart = _are_apart(factors)
+    """Return the arguments of the loops that compute MTTKRP; see `_prepare_mode`."""
     key = ("arguments", mode, are_apart)
     if key not in layout.prepared:
         layout.prepared[key] = _prepare_mode(layout, step, mode, are_apart)
