@@ -5,8 +5,8 @@
 
 "link" is the rate of copies from pinned memory in the same run, "raw read" that of reading the
 files by 1, 4 or 8 threads, the best. "sweep" and "iteration" are the rates at which a sweep of
-MTTKRPs, or iterations of parafac, read records, as they are packed. Files are read cold, after the system was told to
-forget them, and warm.
+MTTKRPs, or iterations of parafac, read records, as they are packed. Files are read cold, after the
+system was told to forget them, and warm.
 """
 
 import argparse
