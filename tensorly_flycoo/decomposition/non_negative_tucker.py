@@ -32,7 +32,7 @@ from ..loop.starting import list_free_modes, restore
 from ..loop.stopping import Converged
 from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, check_has_nonzeros
 from .non_negative_parafac_hals import non_negative_parafac_hals, spread_penalties
 from .tucker import fill_missing, make_tucker_tensor, start_masked, tucker
 
@@ -238,8 +238,7 @@ def _find_ranks(x: FlycooTensor, rank: Any) -> tuple[int, ...]:
     """Return the rank of each mode; refuse a tensor without nonzeros."""
     given_ranks = find_tucker_rank(x, rank, x.ndim) or x.shape
     ranks = tuple(int(r) for r in validate_tucker_rank(x.shape, given_ranks))
-    if x.nnz == 0:
-        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+    check_has_nonzeros(x)
     return ranks
 
 

@@ -34,7 +34,7 @@ from ..loop.whole_residual import WholeResidual
 from ..loop.whole_tensor import SweepCount, WholeTensor
 from ..ops.residual import ResidualTensor
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, check_has_nonzeros
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -230,8 +230,7 @@ def parafac(
     x = as_flycoo(tensor, check_coords=True)
     if missing is None:
         require_flycoo_backend()
-        if x.nnz == 0:
-            raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+        check_has_nonzeros(x)
 
     # Run TensorLy's own loop if it can do all that is asked for, else ours.
     is_resumed = isinstance(init, Resumed)
@@ -385,9 +384,11 @@ def _run_own_loop(
     )
     accelerator = _make_accelerator(sweep, options.linesearch, options.init)
 
-    # When factors are normalised.
+    # Normalised factors come with weights, and Gauss-Newton steps change factors on their own.
     if not options.normalize_factors and options.linesearch != GAUSS_NEWTON:
         sweep.record(options.n_iter_max)
+
+    # When factors are normalised.
     normalize = None
     finish = None
     if options.normalize_factors:

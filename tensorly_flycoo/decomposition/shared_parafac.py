@@ -20,7 +20,7 @@ from ..loop.starting import start
 from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import LabelledData, as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, check_has_nonzeros
 from .parafac import parafac
 
 
@@ -118,8 +118,7 @@ def shared_parafac(
             f"l2_reg is {l2_reg}, expected 0 where every mode shares its factor: the weights, "
             "which such a model needs for its signs, have no ridge"
         )
-    if x.nnz == 0:
-        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+    check_has_nonzeros(x)
     check_iteration(x, num_components)
 
     # Begin, and iterate.

@@ -19,7 +19,7 @@ from ..loop.starting import restore
 from ..loop.stopping import Converged
 from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import LabelledData, as_flycoo
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, check_has_nonzeros
 from .parafac import parafac
 from .tucker import make_tucker_tensor
 
@@ -109,8 +109,7 @@ def shared_tucker(
             f"modes is {modes!r} of {x.ndim} modes, expected two of three: for others there is "
             "shared_parafac"
         )
-    if x.nnz == 0:
-        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+    check_has_nonzeros(x)
     check_iteration(x, num_columns**2)
 
     model = _begin(x, groups[0], num_columns, init, random_state)

@@ -32,7 +32,14 @@ from ..base.array_modules import Array, array_module
 from .group_passes import FindRows, apply_to_groups
 from .ordering import order_records
 from .packing import Cut
-from .primitives import ModeRows, Operation, Primitives, Step, index_dtype
+from .primitives import (
+    ModeRows,
+    Operation,
+    Primitives,
+    Step,
+    index_dtype,
+    list_nonempty_rows,
+)
 
 _Layout = TypeVar("_Layout", bound="Layout")
 
@@ -106,9 +113,8 @@ class Layout(ABC):
             return empty_rows
         xp = array_module(empty_rows)
         size = record_format.shape[mode]
-        is_used = xp.ones(self.merged.shape[number], bool)
-        is_used[empty_rows] = False
-        rows = xp.flatnonzero(is_used) >> record_format.bits_below[number][place]
+        merged_rows = list_nonempty_rows(empty_rows, self.merged.shape[number])
+        rows = merged_rows >> record_format.bits_below[number][place]
         is_empty = xp.ones(size, bool)
         is_empty[rows & record_format.masks[mode]] = False
         return xp.flatnonzero(is_empty).astype(index_dtype(size))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..base.array_modules import Array
+from ..base.array_modules import Array, array_module
 from ..base.locks import make_lock
 from .packing import Cut, Groups, RecordFormat
 
@@ -410,3 +410,15 @@ def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
         return dtype.kind == smallest.kind and is_wide
 
     return next(dtype for dtype in INDEX_LIMITS if suits(dtype))
+
+
+def list_nonempty_rows(empty_rows: Array, num_rows: int) -> Array:
+    """List the rows that are not empty, ascending.
+
+    >>> list_nonempty_rows(np.array([0, 2]), 5)
+    array([1, 3, 4], dtype=uint32)
+    """
+    xp = array_module(empty_rows)
+    is_used = xp.ones(num_rows, bool)
+    is_used[empty_rows] = False
+    return xp.flatnonzero(is_used).astype(index_dtype(num_rows))

@@ -420,7 +420,7 @@ class Vocabulary:
         return united[find_places(entries, united)]
 
     def mark_used(self, codes: np.ndarray) -> None:
-        """Say which labels occur: those with these numbers, and those of other calls."""
+        """Mark the labels with these numbers as ones that occur, beside those of other calls."""
         if self._is_used is None:
             self._is_used = np.zeros(0, bool)
         num_new = self._size - self._is_used.size

@@ -62,7 +62,7 @@ class TableParts:
         hint: str = "",
         argument: str = "df",
     ) -> None:
-        """Take what `table_rows.read_rows` takes; `argument` is the name of `df` in errors."""
+        """Take the arguments of `table_rows.read_rows`; `argument` names `df` in errors."""
         self._df = df
         self._modes = modes
         self._values = values

@@ -104,7 +104,7 @@ def _read_stream(df: Any, columns: Sequence[str], argument: str) -> dict[str, An
 
 
 def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[str]) -> str:
-    """Say what to call on a pandas frame that lacks columns: it is a pivot, or has an index."""
+    """Name the pandas call that gives a frame its columns: it is a pivot, or has an index."""
     absent = [name for name in modes if name not in names]
     index_names = df.index.names
     # A pivot has a column for each label of one mode.
@@ -179,7 +179,7 @@ def find_complete(
     advice: str,
     hint: str,
 ) -> np.ndarray | None:
-    """Return which rows are complete, or None if all are; refuse others as `read_rows` does.
+    """Mark the complete rows, or return None if all are; refuse others as `read_rows` does.
 
     A row is incomplete if one of its codes is -1, or its number, of the column `values`, is nan.
     """

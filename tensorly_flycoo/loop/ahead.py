@@ -16,7 +16,6 @@ factors of an iteration stay as they are while the next one is computed.
 """
 
 import logging
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +34,7 @@ from .gram_products import (
     find_address,
     make_cached,
 )
-from .recording import Recorded, Recorder
+from .recording import Recorded, Recorder, are_same
 
 if TYPE_CHECKING:
     from ..engines.cuda.graphs import HostNumber
@@ -119,13 +118,13 @@ class IterationsAhead(ComputedAhead):
             return None
         address = find_address(mttkrp)
         for step in self._current.result.steps.values():
-            if find_address(step.product) == address and _are_same(step.gram_sums, gram_sums):
+            if find_address(step.product) == address and are_same(step.gram_sums, gram_sums):
                 return step.factor, step.gram
         return None
 
     def find_error(self, grams: Sequence[CachedGram]) -> "_Pending | None":
         """Return the error of the factors with these Gram matrices if it is computed."""
-        if self._current is None or not _are_same(self._current.result.grams, grams):
+        if self._current is None or not are_same(self._current.result.grams, grams):
             return None
         return _Pending(self._current)
 
@@ -167,21 +166,19 @@ class IterationsAhead(ComputedAhead):
 
     def _record(self, factors: Sequence[Array]) -> None:
         """Record two iterations, of which the second ends at these factors."""
-        from ..engines.cuda.graphs import RECORDING_ERRORS
-
         known = [self._memory.find(factor) for factor in factors]
         grams = [gram for gram in known if gram is not None]
         if len(grams) < len(factors):
             return
         record = self._recorder.record
         targets = factors, grams
-        try:
-            there = record(partial(self._iterate, factors, grams))
-            middle = there.result
-            iterate_back = partial(self._iterate, middle.factors, middle.grams, targets=targets)
-            back = record(iterate_back, follows=True)
-        except RECORDING_ERRORS as error:
-            _logger.debug("iterations cannot be recorded: %s", error)
+        there = record(partial(self._iterate, factors, grams))
+        if there is None:
+            return
+        middle = there.result
+        iterate_back = partial(self._iterate, middle.factors, middle.grams, targets=targets)
+        back = record(iterate_back, follows=True)
+        if back is None:
             return
         self._pair = [there, back]
         _logger.debug("iterations are recorded as a graph")
@@ -246,8 +243,3 @@ def _locate(arrays: Sequence[Array]) -> list[int]:
 def _copy(source: Array, target: Array) -> Array:
     target[...] = source
     return target
-
-
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether two sequences hold the very same objects."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))

@@ -15,7 +15,7 @@ from .gram_products import GramProduct
 from .initial_guess import spread_factors
 from .masks import ImputedTensor
 from .momentum import can_compare_errors
-from .recorded_sweep import RecordedSweep
+from .recorded_sweep import Iteration, RecordedSweep
 from .run import RunModel, Sweep
 from .smoothness import add_differences
 from .whole_tensor import WholeTensor
@@ -54,6 +54,7 @@ class CpSweep(Sweep):
     data: WholeTensor | ImputedTensor
     modes: list[int]  # whose factors are updated
     rule_state: RuleState | None = None
+    recorded: RecordedSweep | None = None
 
     @final
     def measure_start(self) -> Any:
@@ -103,6 +104,16 @@ class CpSweep(Sweep):
         return can_compare_errors(self.tensor, self.model.weights, self.model.factors)
 
     @final
+    def iterate_recorded(self) -> Iteration | None:
+        """Do an iteration by a recording; return None if it has to go piece by piece."""
+        if self.recorded is None:
+            return None
+        done = self.recorded.iterate(self.model.factors)
+        if done is not None:
+            self.model.factors[:] = done.factors
+        return done
+
+    @final
     def keep(self) -> tuple[Any, ...]:
         """Return the state that `take_back` restores after the updates that follow."""
         state = None if self.rule_state is None else self.rule_state.keep()
@@ -146,7 +157,6 @@ class AlternatingSweep(CpSweep):
     normalize_factors: bool = False  # whether each updated factor is normalised at once
     smoothness: Sequence[float] = ()  # of each mode
     factors_may_change: bool = True  # between iterations, by a callback
-    recorded: RecordedSweep | None = None
     _grams: FactorGrams = field(default_factory=FactorGrams)
 
     def look_ahead(self, num_iterations: int) -> None:
@@ -183,13 +193,11 @@ class AlternatingSweep(CpSweep):
 
     def update(self, iteration: int) -> Any:
         """Do an iteration; return the error, None if nobody needs it."""
-        if self.recorded is not None:
-            done = self.recorded.iterate(self.model.factors)
-            if done is not None:
-                self.model.factors[:] = done.factors
-                if done.residual is None:
-                    return None
-                return np.float64(done.residual) / self.tensor.norm()
+        done = self.iterate_recorded()
+        if done is not None:
+            if done.residual is None:
+                return None
+            return np.float64(done.residual) / self.tensor.norm()
         rule = self.rule_state
         if rule is None or not rule.begin_iteration():
             return self._update_modes()

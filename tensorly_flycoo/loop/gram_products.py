@@ -430,9 +430,9 @@ def compute_fit(
 def launch_fit(
     norm: float, factors: Sequence[Array], mttkrp: Array, memory: GramMemory, address: int
 ) -> None:
-    """Launch what computes the result of `compute_fit`, which goes to an address of the host.
+    """Launch the kernels of `compute_fit`, which write its result to an address of the host.
 
-    The kernels suit the factors, whose weights are ones.
+    They suit the factors, whose weights are ones.
     """
     kernels = gpu_kernels()
     cached = _find_all(factors, memory)

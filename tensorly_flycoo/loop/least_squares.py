@@ -126,7 +126,6 @@ class LeastSquares(CpSweep):
     l2_reg: float
     orthogonalise: int = 0  # up to this iteration, first make the factors orthonormal
     search: LineSearch | None = None
-    recorded: RecordedSweep | None = None
 
     def record(self, num_iterations: int) -> None:
         """Let a GPU launch iterations at once, if the host would need longer for their pieces.
@@ -152,11 +151,9 @@ class LeastSquares(CpSweep):
 
     def update(self, iteration: int) -> Any:
         model = self.model
-        if self.recorded is not None:
-            done = self.recorded.iterate(model.factors)
-            if done is not None:
-                model.factors[:] = done.factors
-                return self.tensor.dtype.type(done.residual) / self.tensor.norm()
+        done = self.iterate_recorded()
+        if done is not None:
+            return self.tensor.dtype.type(done.residual) / self.tensor.norm()
         if self.data.narrow is not None:
             self.data.narrow.begin(iteration)
         if self.orthogonalise and iteration <= self.orthogonalise:

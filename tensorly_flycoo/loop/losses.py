@@ -13,7 +13,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..tensor.pieces import find_extreme, map_pieces
-from ..tensor.tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor, check_has_nonzeros
 
 #: Takes the data and the model, arrays of one shape. They are Any, since mypy would take seconds to
 #: try each lambda with every pair of kinds of arrays.
@@ -154,8 +154,7 @@ def find_exact(loss: Any, purpose: str = "") -> Loss:
 
 def check_data(loss: Loss, x: FlycooTensor) -> None:
     """Refuse a tensor without nonzeros, or with values that the loss is not defined for."""
-    if x.nnz == 0:
-        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+    check_has_nonzeros(x)
     if loss.takes == "numbers":
         return
     least, most = _BOUNDS[loss.takes]

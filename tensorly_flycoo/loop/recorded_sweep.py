@@ -17,7 +17,7 @@ from ..ops.mttkrp import LastPass, multiply
 from ..spread.row_shards import RowShards
 from ..tensor.tensor import FlycooTensor
 from .gram_products import GramMemory, GramProduct, collect_grams, launch_fit
-from .recording import Recorded, Recorder, suits
+from .recording import Recorded, Recorder, are_same, suits
 
 if TYPE_CHECKING:
     from ..engines.cuda.graphs import HostNumber
@@ -95,7 +95,7 @@ class RecordedSweep:
             self._record(factors)
         if not self._pair:
             return None
-        is_launched = self._ahead is not None and _are_same(self._ahead, factors)
+        is_launched = self._ahead is not None and are_same(self._ahead, factors)
         self._ahead = None
         if not is_launched and not self._launch(factors):
             return None
@@ -125,17 +125,16 @@ class RecordedSweep:
 
     def _record(self, factors: Sequence[Array]) -> None:
         """Record two iterations, unless only a few are left."""
-        from ..engines.cuda.graphs import RECORDING_ERRORS
-
         if RowShards in map(type, factors) or self._num_left < _LEAST_LEFT:
             return
         self._inputs = list(map(_copy, factors))
-        try:
-            first = self._recorder.record(self._iterate)
-            self._pair = [first, self._recorder.record(self._iterate, follows=True)]
-        except RECORDING_ERRORS as error:
-            _logger.debug("iterations cannot be recorded: %s", error)
+        first = self._recorder.record(self._iterate)
+        if first is None:
             return
+        second = self._recorder.record(self._iterate, follows=True)
+        if second is None:
+            return
+        self._pair = [first, second]
         _logger.debug("iterations are recorded as a graph")
 
     def _iterate(self, layout: Any) -> _Outcome:
@@ -168,8 +167,3 @@ def _copy(factor: Array) -> Array:
     copy = kernels.allocate_rows(factor.shape, factor.dtype)
     copy[...] = factor
     return copy
-
-
-def _are_same(some: Sequence[Array], others: Sequence[Array]) -> bool:
-    """Return whether two sequences hold the very same arrays."""
-    return all(a is b for a, b in zip(some, others, strict=True))

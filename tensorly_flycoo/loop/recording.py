@@ -10,7 +10,7 @@ whose iterations read and write the same arrays need but `RecordedIterations`.
 import collections
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -100,12 +100,24 @@ class Recorder:
         self._pool: Any = None  # that is shared
         self._fork: Any = None  # the layout with which work is recorded
 
-    def record(self, work: Callable[[Any], _Result], *, follows: bool = False) -> Recorded[_Result]:
+    def record(
+        self, work: Callable[[Any], _Result], *, follows: bool = False
+    ) -> Recorded[_Result] | None:
         """Record what a function launches that takes a layout; nothing of it runs yet.
 
         It begins with the records as they are or, if it `follows`, as the last recording leaves
-        them. Raises one of `graphs.RECORDING_ERRORS` if that is not possible.
+        them. Returns None if the driver or the memory does not allow it.
         """
+        from ..engines.cuda.graphs import RECORDING_ERRORS
+
+        try:
+            return self._record(work, follows)
+        except RECORDING_ERRORS as error:
+            _logger.debug("iterations cannot be recorded: %s", error)
+            return None
+
+    def _record(self, work: Callable[[Any], _Result], follows: bool) -> Recorded[_Result]:
+        """Record as `record` does; raise one of `graphs.RECORDING_ERRORS` if it is not possible."""
         from ..engines.cuda.graphs import make_pool, record
 
         if self._shares_memory and self._pool is None:
@@ -176,18 +188,19 @@ class RecordedIterations:
         return self._can_record and has_begun and num_left >= _LEAST_LEFT
 
     def _record(self, launch_pieces: LaunchPieces) -> Recorded[Array] | None:
-        """Record an iteration; return None if the driver or the memory does not allow it."""
-        from ..engines.cuda.graphs import RECORDING_ERRORS
-
-        try:
-            recorded = self._recorder.record(launch_pieces)
-        except RECORDING_ERRORS as error:
-            _logger.debug("iterations cannot be recorded: %s", error)
+        """Record an iteration; return None, now and later, if that is not possible."""
+        recorded = self._recorder.record(launch_pieces)
+        if recorded is None:
             self._can_record = False
             return None
         self._recordings.append(recorded)
         _logger.debug("an iteration of all runs is recorded as a graph")
         return recorded
+
+
+def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether two sequences hold the very same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _find_devices(x: FlycooTensor) -> Devices:

@@ -124,7 +124,7 @@ def _find_rows(name: str, labels: np.ndarray, wanted: np.ndarray) -> list[int]:
 
 
 def find_matches(models: Sequence[Sequence[Array]], least: float) -> np.ndarray:
-    """Return which pairs of models have a match score of at least `least`: booleans (n, n).
+    """Find the pairs of models whose match score is at least `least`: booleans (n, n).
 
     The models are lists of factors (I_n, R).
     """

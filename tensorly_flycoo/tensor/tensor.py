@@ -999,6 +999,12 @@ def check_order(axes: int | Sequence[int] | None, ndim: int) -> list[int]:
     return order
 
 
+def check_has_nonzeros(x: FlycooTensor) -> None:
+    """Refuse a tensor without nonzeros."""
+    if x.nnz == 0:
+        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+
+
 def total(values: Array) -> Any:
     """Sum values in float64; return a scalar of their dtype."""
     return values.sum(dtype=np.float64).astype(values.dtype)

@@ -28,17 +28,7 @@ SHORT = {"n_repeat": 2, "n_iteration": 5}
 START = {"init": "random", "random_state": 0, "n_iter_max": 10, "return_errors": True}
 
 
-@pytest.fixture(autouse=True)
-def backend(flycoo_backend):
-    """Run all of these tests under "flycoo"."""
-
-
-@pytest.fixture(autouse=True, params=["core", "einsum"])
-def tenalg(request):
-    before = tl.tenalg.get_backend()
-    tl.tenalg.set_backend(request.param)
-    yield
-    tl.tenalg.set_backend(before)
+pytestmark = pytest.mark.usefixtures("flycoo_backend", "each_tenalg")
 
 
 def as_dense(function, *arguments, **options):

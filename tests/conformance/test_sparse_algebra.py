@@ -21,17 +21,7 @@ _EPS = np.finfo(np.float64).eps
 _BOUND = 336 * _EPS * 3e3
 
 
-@pytest.fixture(autouse=True)
-def backend(flycoo_backend):
-    """Run all of these tests under "flycoo"."""
-
-
-@pytest.fixture(autouse=True, params=["core", "einsum"])
-def tenalg(request):
-    before = tl.tenalg.get_backend()
-    tl.tenalg.set_backend(request.param)
-    yield
-    tl.tenalg.set_backend(before)
+pytestmark = pytest.mark.usefixtures("flycoo_backend", "each_tenalg")
 
 
 def _huge_coo():

@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 from ...base.array_modules import move
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
-from ...format.primitives import Step, index_dtype
+from ...format.primitives import Step, list_nonempty_rows
 from ..protocol import Engine, Factors
 from . import mttkrp, narrow_rows, products, ratios, row_updates, threads, updates
 from . import ttmc as ttmc_kernels
@@ -183,7 +183,7 @@ class CpuEngine(CpuPrimitives, Engine):
     ) -> GroupFactor:
         key = ("nonempty rows", number)
         if key not in layout.prepared:
-            layout.prepared[key] = _list_nonempty_rows(layout, number)
+            layout.prepared[key] = _find_used_rows(layout, number)
         bits = layout.record_format.bits_below[number]
         return GroupFactor(factors, bits, layout.prepared[key])
 
@@ -361,15 +361,12 @@ def _gather_arguments(
     return tiles, Storage.of(step, layout.record_format), operands
 
 
-def _list_nonempty_rows(layout: Layout, mode: int) -> Array | None:
+def _find_used_rows(layout: Layout, mode: int) -> Array | None:
     """List the rows of a mode that have nonzeros; None if all have."""
     empty_rows = layout.tilings[mode].empty_rows
     if empty_rows.size == 0:
         return None
-    num_rows = layout.merged.shape[mode]
-    is_empty = np.zeros(num_rows, bool)
-    is_empty[empty_rows] = True
-    return np.flatnonzero(~is_empty).astype(index_dtype(num_rows))
+    return list_nonempty_rows(empty_rows, layout.merged.shape[mode])
 
 
 def _prepare_mode(

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...base.array_modules import GpuArray as Array
 from ...format.packing import RecordFormat, RecordOrder
+from ...format.primitives import list_nonempty_rows
 from . import tuning
 from .bit_fields import WORD_BITS, BitFields
 from .launch import find_address, get_direct_kernel
@@ -84,22 +85,22 @@ def pack(records: Array, order: RecordOrder) -> PackedRecords | None:
     num_codes = 0
     if values is not None:
         num_codes = values.size * values.itemsize // record_format.dtype.itemsize
-    num_rows = record_format.merged.shape[order.mode] - order.empty_rows.size
-    has_rows = nnz >= _LEAST_ROW_NNZ * num_rows
+    mode_size = record_format.merged.shape[order.mode]
+    has_rows = nnz >= _LEAST_ROW_NNZ * (mode_size - order.empty_rows.size)
     bits = BitFields.of(order, has_rows, num_codes)
     num_blocks = _count_blocks(nnz)
-    num_words = -(-nnz // WORD_BITS) * bits.record_bits
+    num_groups = -(-nnz // WORD_BITS)
+    num_words = num_groups * bits.record_bits
     words = cupy.empty(num_blocks + num_words + 1, records.dtype)
     if words.nbytes > _MOST_SHARE * records.nbytes:
         return None
     launcher = _Launcher(bits, record_format, nnz)
     rows = None
     if has_rows:
-        rows = _list_rows(order)
+        rows = list_nonempty_rows(order.empty_rows, mode_size)
         counts = words[:num_blocks]
         launcher.launch("count_beginnings", num_blocks, records, counts)
         counts[...] = cupy.cumsum(counts, dtype=counts.dtype) - counts
-    num_groups = -(-nnz // WORD_BITS)
     num_launched = -(-num_groups // tuning.BLOCK_SIZE)
     launcher.launch("pack_bits", num_launched, records, values, words[num_blocks:])
     return PackedRecords(words, record_format, records.shape, bits, rows, values)
@@ -116,13 +117,6 @@ def _find_values(records: Array, record_format: RecordFormat) -> Array | None:
     if found.size <= most and values.size > _NUM_SAMPLED:
         found = cupy.unique(cupy.ascontiguousarray(values))
     return found.view(np.uint32) if found.size <= most else None
-
-
-def _list_rows(order: RecordOrder) -> Array:
-    """List the rows with nonzeros, ascending."""
-    is_used = cupy.ones(order.record_format.merged.shape[order.mode], bool)
-    is_used[order.empty_rows] = False
-    return cupy.flatnonzero(is_used).astype(np.uint32)
 
 
 def _count_blocks(nnz: int) -> int:
