@@ -19,8 +19,13 @@ CASES = [
 ]
 
 
+def name_case(value):
+    """Return a part of a test's name that is the same in every process."""
+    return getattr(value, "__name__", str(value))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("function", "shape", "modes", "ridge"), CASES, ids=str)
+@pytest.mark.parametrize(("function", "shape", "modes", "ridge"), CASES, ids=name_case)
 def test_as_on_the_cpu(function, shape, modes, ridge, dtype):
     x = random_tensor(shape, 5000, random_state=0, dtype=dtype, device="cpu")
     on_gpu = FlycooTensor(*x.nonzeros(), shape, device="cuda")
