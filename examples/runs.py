@@ -20,8 +20,14 @@ PACKAGES = (
 
 def add_options(parser):
     """Add the options of a benchmark that keeps its runs."""
+    found = find_commit()
     parser.add_argument(
-        "--commit", nargs=2, default=find_commit(), metavar=("NAME", "TIME"), help="without .git"
+        "--commit",
+        nargs=2,
+        default=found,
+        required=not found,
+        metavar=("NAME", "TIME"),
+        help="what is checked out; needed in a copy without .git",
     )
     parser.add_argument("--results", type=Path, default=ROOT / "examples" / "results")
 
