@@ -36,15 +36,16 @@ class Devices(Protocol):
         """Allocate a matrix on a device."""
 
     def can_lend(self, array: Array) -> bool:
-        """Return whether `lend` takes an array of the home device."""
+        """Return whether `lend` takes an array."""
         return False
 
     def lend(
-        self, arrays: Sequence[Array], homes: Sequence[int]
+        self, arrays: Sequence[Array], homes: Sequence[int], owners: Sequence[int] = (0,)
     ) -> AbstractContextManager[Sequence[Array]]:
-        """Let each of some devices write to an array of the home device, inside a `with` block.
+        """Let each of some devices write to an array, inside a `with` block.
 
-        They wait for what that device was given before; what it is given later waits for them.
+        The arrays are on the home device, or on the `owners`. The devices wait for what the owners
+        were given before; what these are given later waits for them.
         """
         return nullcontext(arrays)
 

@@ -45,6 +45,7 @@ class Engine(Primitives, ABC):
     make_stager: Callable[[], Any] | None = None
     entries: type[PieceEntries] = PieceEntries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
+    most_row_blocks: int = 1  # of the `RowBlocks` that an operation on nonzeros writes to
 
     # Building
 

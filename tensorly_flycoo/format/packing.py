@@ -181,6 +181,11 @@ class RecordFormat:
         groups = enumerate(self.groups)
         return [(number, place) for number, group in groups for place in range(len(group))]
 
+    def find_group(self, mode: int) -> tuple[int, ...]:
+        """Return the modes of the group of a mode."""
+        number, _ = self.places[mode]
+        return self.groups[number]
+
     @property
     def record_nbytes(self) -> int:
         """Bytes of one nonzero in one copy of the tensor."""

@@ -50,10 +50,11 @@ class Operation(NamedTuple):
 
     name: str
     merges: bool = False  # whether the result for a group of modes gives that for each of its modes
+    fills_blocks: bool = False  # whether it writes to `RowBlocks`, of as many as the engine can
 
 
-MTTKRP = Operation("mttkrp", merges=True)
-MTTKRP_OF_RATIOS = Operation("mttkrp_of_ratios", merges=True)
+MTTKRP = Operation("mttkrp", merges=True, fills_blocks=True)
+MTTKRP_OF_RATIOS = Operation("mttkrp_of_ratios", merges=True, fills_blocks=True)
 TTMC = Operation("ttmc")
 
 

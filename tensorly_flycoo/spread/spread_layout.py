@@ -12,6 +12,7 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.devices import bring_each
 from ..engines import Engine
+from ..engines.row_blocks import RowBlocks, Rows
 from ..format.primitives import Operation
 from ..format.tree import Tree, fold_tree, make_tree, renumber
 from .row_shards import RowShards, Sharding, cut_evenly, gather_each
@@ -114,8 +115,9 @@ class SpreadLayout(SlabLayout):
     ) -> tuple[RowShards, Array | None]:
         """Run an operation as `Layout.apply` does; its result, of `shape`, stays spread.
 
-        In the cut mode each slab computes a block. In any other each device adds the results
-        of its own slabs as far as the tree allows; the device of each block adds that block of all.
+        In the cut mode each slab computes a block. In any other the device of each block adds that
+        block of all slabs. These write it there if they can; else each device first adds the
+        results of its own slabs as far as the tree allows.
         """
         devices = self.devices
         slabs = self.slabs
@@ -129,6 +131,10 @@ class SpreadLayout(SlabLayout):
             sharding = Sharding.of(cut_evenly(num_rows, self.num_slabs), devices)
         # First all copies, then all work: a copy waits for the work that is under way.
         run_slab = self._prepare_slabs(inputs, options, slab_slots, operation, engine, mode)
+        if self._writes_blocks(operation, engine, mode):
+            targets = self._allocate_blocks(sharding, rank)
+            if all(map(devices.can_lend, targets)):
+                return self._fill_blocks(run_slab, engine, targets, sharding)
         results: dict[Any, Array] = {}  # by the number of the slab, or of the first that is added
         sums: list[Array | None] = []
 
@@ -162,6 +168,59 @@ class SpreadLayout(SlabLayout):
             blocks = _add_blocks(engine, results, self.homes, tree, sharding)
         return RowShards(blocks, sharding), self._sum_results(sums)
 
+    def _writes_blocks(self, operation: Operation, engine: Engine, mode: int) -> bool:
+        """Say whether slabs can write each block of a mode's rows where it is added.
+
+        With more slabs than devices that would take more memory than their sums; and the rows of a
+        mode in a group are contracted from others.
+        """
+        if not operation.fills_blocks or mode == self.cut_mode:
+            return False
+        is_one_each = 1 < self.num_slabs <= self.devices.count
+        if not is_one_each or self.num_slabs > engine.most_row_blocks:
+            return False
+        record_formats = [slab.layout.record_format for slab in self.slabs]
+        return all(len(of_slab.find_group(mode)) == 1 for of_slab in record_formats)
+
+    def _allocate_blocks(self, sharding: Sharding, rank: int) -> list[Array]:
+        """Allocate for each block, on its device, the results of all slabs below each other."""
+        num_slabs = len(self.slabs)
+        dtype = self.record_format.dtype
+        return [
+            self.devices.empty(home, (num_slabs * (stop - start), rank), dtype)
+            for (start, stop), home in zip(pairwise(sharding.edges), sharding.homes, strict=True)
+        ]
+
+    def _fill_blocks(
+        self,
+        run_slab: Callable[[int, Rows], Array | None],
+        engine: Engine,
+        targets: Sequence[Array],
+        sharding: Sharding,
+    ) -> tuple[RowShards, Array | None]:
+        """Have each slab write its rows to the devices of their blocks, which then add them."""
+        num_slabs = len(self.slabs)
+        num_blocks = len(targets)
+        # Slab by slab, its rows of each block.
+        parts: list[Array] = []
+        for number in range(num_slabs):
+            for target in targets:
+                num_rows = target.shape[0] // num_slabs
+                parts.append(target[number * num_rows : (number + 1) * num_rows])
+        writers = [home for home in self.homes for _ in range(num_blocks)]
+        with self.devices.lend(parts, writers, sharding.homes) as lent:
+            sums = []
+            for number in range(num_slabs):
+                rows = RowBlocks(lent[number * num_blocks : (number + 1) * num_blocks])
+                sums.append(run_slab(number, rows))
+        # Those of all slabs are on the device of the block.
+        tree = make_tree(num_slabs)
+        blocks = []
+        for home, target in zip(sharding.homes, targets, strict=True):
+            with self.devices.use(home):
+                blocks.append(engine.add_parts(target, tree))
+        return RowShards(blocks, sharding), self._sum_results(sums)
+
     def _prepare_slabs(
         self,
         inputs: Mapping[int, Array | RowShards],
@@ -170,11 +229,11 @@ class SpreadLayout(SlabLayout):
         operation: Operation,
         engine: Any,
         mode: int,
-    ) -> Callable[[int, Array], Array | None]:
+    ) -> Callable[[int, Rows], Array | None]:
         """Bring inputs and options to the slabs' devices: of the cut mode's factor their own rows.
 
         Returns a function that takes the number of a slab and an array on its device, and runs the
-        operation there on the slab's nonzeros, with its result in the array.
+        operation there on the slab's nonzeros, with its result in the array; or in `RowBlocks`.
         """
         parts = self._bring_arrays(inputs, options, slab_slots)
 
@@ -186,7 +245,7 @@ class SpreadLayout(SlabLayout):
                     taken[key] = parts[key][number]
             return taken
 
-        def run_slab(number: int, out: Array) -> Array | None:
+        def run_slab(number: int, out: Rows) -> Array | None:
             """Run the operation on one slab, on its device."""
             slab = self.slabs[number]
             slab_inputs = take(inputs, number)

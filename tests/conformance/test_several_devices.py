@@ -29,6 +29,7 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU, CpuEngine
+from tensorly_flycoo.engines.row_blocks import RowBlocks
 from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.ops.mttkrp import mttkrps
 from tensorly_flycoo.spread.row_shards import RowShards
@@ -96,6 +97,44 @@ def test_mttkrp_with_groups(layout, monkeypatch):
     assert len(results) == 5
 
 
+def write_blocks(engine, layout, factors, mode, out, *args, **options):
+    """Compute an MTTKRP as the CPU engine does, and copy its rows to their blocks."""
+    if not isinstance(out, RowBlocks):
+        return MTTKRP_ON_CPU(engine, layout, factors, mode, out, *args, **options)
+    rows = np.empty(out.shape, out.dtype)
+    MTTKRP_ON_CPU(engine, layout, factors, mode, rows, *args, **options)
+    starts = np.arange(1, len(out.blocks)) * out.num_block_rows
+    for block, part in zip(out.blocks, np.split(rows, starts), strict=True):
+        block[...] = part
+        NUM_WRITTEN.append(block.size)
+    return None
+
+
+MTTKRP_ON_CPU, NUM_WRITTEN = CpuEngine.mttkrp, []
+
+
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+@pytest.mark.parametrize("groups", [None, [(0, 1), (2,)]], ids=str)
+def test_slabs_write_where_rows_are_added(x, groups, layout, monkeypatch):
+    """The bits are those of results that are copied; rows of a group are contracted from others."""
+    factors, weights = draw_factors(), np.array([1.0, 2.0, -1.0])
+    for count in (2, 3, 8):
+        spread_x = spread(x, count, monkeypatch, count, layout, groups)
+        sharded = [RowShards.scatter(f, s) for f, s in list_pairs(spread_x, factors)]
+        for mode in range(3):
+            expected = mttkrp(spread_x, sharded, mode, weights=weights).to_numpy()
+            with monkeypatch.context() as patch:
+                patch.setattr(CpuEngine, "most_row_blocks", 8)
+                patch.setattr(CpuEngine, "mttkrp", write_blocks)
+                NUM_WRITTEN.clear()
+                found = mttkrp(spread_x, sharded, mode, weights=weights)
+            is_cut, is_alone = mode == 2, groups is None
+            num_rows = 0 if is_cut or not is_alone else count * SHAPE[mode]
+            assert sum(NUM_WRITTEN) == num_rows * RANK
+            assert [block.device for block in found.blocks] == list(found.sharding.homes)
+            assert found.to_numpy().tobytes() == expected.tobytes()
+
+
 @pytest.mark.usual_limits("groups")  # which say what is numbered
 @pytest.mark.parametrize("is_numbered", [False, True])
 @pytest.mark.parametrize("groups", [[(0, 1), (2,)], [(0,), (1, 2)], [(0, 1, 2)]], ids=str)
@@ -145,9 +184,9 @@ def test_small_factors_stay_on_the_first_device(layout, function, x, monkeypatch
         exchanges.append(any(home != pair[1] for home, pair in zip(homes, pairs, strict=True)))
         return gather(devices, requests)
 
-    def lend_and_count(devices, arrays, homes):
+    def lend_and_count(devices, arrays, homes, owners=(0,)):
         lent.append(len(arrays))
-        return lend(devices, arrays, homes)
+        return lend(devices, arrays, homes, owners)
 
     def decompose(tensor):
         exchanges.clear()

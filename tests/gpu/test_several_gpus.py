@@ -35,12 +35,12 @@ def list_devices():
     return [*one, *map(CudaDevices, range(1, NUM_GPUS + 1))]
 
 
-def spread(devices, dtype="float32", layout="remap", groups="auto"):
+def spread(devices, dtype="float32", layout="remap", groups="auto", slabs=NUM_SLABS):
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, 200_000) for size in SHAPE])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CUDA, "devices", devices)
-        options = {"slabs": None if devices is None else NUM_SLABS, "layout": layout}
+        options = {"slabs": None if devices is None else slabs, "layout": layout}
         options["groups"] = groups
         values = rng.random(200_000).astype(dtype)
         return FlycooTensor(coords, values, SHAPE, device="cuda", **options)
@@ -68,6 +68,31 @@ def test_mttkrp(mode, layout):
         is_one = isinstance(devices, OneDevice)
         assert homes == ([0] * len(homes) if is_one else list(found.sharding.homes))
         results |= {whole.get().tobytes(), found.to_numpy().tobytes()}
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_slabs_write_where_rows_are_added(count, layout, dtype, monkeypatch):
+    """One GPU stands for several, or there are as many: the bits of results that are copied."""
+    factors = draw_factors(dtype)
+    results = set()
+    all_devices = [OneDevice(cupy, count)]
+    if count <= NUM_GPUS:
+        all_devices.append(CudaDevices(count))
+    monkeypatch.setattr(OneDevice, "can_lend", lambda *_: True)
+    for devices in all_devices:
+        x = spread(devices, dtype, layout, slabs=count)
+        for most_blocks in (1, 8):
+            monkeypatch.setattr(CudaEngine, "most_row_blocks", most_blocks)
+            sharded = spread_factors(x, factors)
+            weights = cupy.arange(RANK, dtype=dtype)
+            found = [mttkrp(x, sharded, mode, weights=weights) for mode in range(3)]
+            with tl.backend_context("flycoo"):
+                counts = generalized_parafac(x, RANK, 2, random_state=0)
+            arrays = [*found, *counts.factors]
+            results.add(b"".join(tl.to_numpy(array).tobytes() for array in arrays))
     assert len(results) == 1
 
 

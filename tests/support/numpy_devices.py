@@ -93,7 +93,7 @@ class NumpyDevices:
         return True
 
     @contextlib.contextmanager
-    def lend(self, arrays, homes):
+    def lend(self, arrays, homes, owners=(0,)):
         yield [place(array, home) for array, home in zip(arrays, homes, strict=True)]
 
     def run(self, device, function, *args):

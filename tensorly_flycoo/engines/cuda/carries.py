@@ -9,7 +9,9 @@ import numpy as np
 
 from ...base.array_modules import GpuArray as Array
 from ...format.packing import round_up
+from ..row_blocks import Rows, list_blocks
 from . import launch, tuning
+from .structs import make_row_blocks
 
 #: Arrays begin at multiples of this many bytes.
 _ALIGNMENT = 16
@@ -76,18 +78,22 @@ def _count_warps(segment: int) -> int:
     return min(_MAX_WARPS, segment)
 
 
-def add_carries(carries: Carries, out: Array) -> None:
+def add_carries(carries: Carries, out: Rows) -> None:
     """Add the partial rows of all tiles to `out`; very long rows take several launches."""
     num_warps = _count_warps(tuning.SEGMENT)
     num_columns = out.shape[1]
     memory = carries.memory
+    blocks = list_blocks(out)
+    row_blocks = make_row_blocks(blocks)
     kernel = launch.get_direct_kernel(
         "partial_rows.cu",
         "add_partial_rows",
-        "qiQi4Q",  # the arguments' types, as of `struct`: from `size` to `segment_sums`
+        # The arguments' types, as of `struct`: from `size` to the structure `out`, and the rest.
+        f"qiQiQ{len(row_blocks)}s2Q",
         memory.device_id,  # this GPU; another one may have lent `out`
         VALUE=out.dtype,
         NUM_WARPS=num_warps,
+        OUT_BLOCKS=len(blocks),
     )
     rows = carries.rows
     sums = carries.sums
@@ -102,7 +108,7 @@ def add_carries(carries: Carries, out: Array) -> None:
             rows,
             num_columns,
             sums,
-            out.data.ptr,
+            row_blocks,
             segment_rows,
             segment_sums,
         )

@@ -19,6 +19,7 @@ from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from ..protocol import Engine, Factors
+from ..row_blocks import Rows, list_blocks
 from . import (
     exchange,
     group_products,
@@ -41,6 +42,7 @@ from .structs import (
     make_launch_arguments,
     make_operands,
     make_ranks,
+    make_row_blocks,
     row_pitch,
     slot_nbytes,
 )
@@ -71,6 +73,7 @@ class CudaEngine(CudaPrimitives, Engine):
     array_type = cupy.ndarray
     tall = tall
     make_stager = CudaStager
+    most_row_blocks = 8
 
     def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
         slot = slot_nbytes(record_format.merged)
@@ -105,7 +108,7 @@ class CudaEngine(CudaPrimitives, Engine):
         layout: Layout,
         factors: Factors,
         mode: int,
-        out: Array,
+        out: Rows,
         weights: Array | None = None,
         stays: bool = False,
     ) -> None:
@@ -127,7 +130,7 @@ class CudaEngine(CudaPrimitives, Engine):
         layout: Layout,
         factors: Factors,
         mode: int,
-        out: Array,
+        out: Rows,
         smallest: float | None,
         wants_sum: bool = False,
         stays: bool = False,
@@ -168,7 +171,7 @@ class CudaEngine(CudaPrimitives, Engine):
             return log_sums.sum()
 
     def allocate_workspace(
-        self, layout: Layout, factors: Factors, mode: int, out: Array
+        self, layout: Layout, factors: Factors, mode: int, out: Rows
     ) -> Workspace:
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
         inputs = [factors[n] for n in sorted(factors) if n != mode]
@@ -389,7 +392,8 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
 class MttkrpKernel:
     """A specialisation of `mttkrp_remap.cu`, with all arguments but the arrays.
 
-    Rows of factors and of results have the two `alignments`. Those of factors may be narrow.
+    Rows of factors and of results have the two `alignments`. Those of factors may be narrow, those
+    of results in several blocks.
     """
 
     def __init__(
@@ -401,6 +405,7 @@ class MttkrpKernel:
         alignments: tuple[int, int],
         ratios: Ratios,
         is_narrow: bool,
+        num_out_blocks: int,
     ) -> None:
         record_format = layout.merged
         tiling = layout.tilings[mode]
@@ -410,7 +415,7 @@ class MttkrpKernel:
         self.cut = tuning.cut_rank(rank, itemsize, *alignments, num_loads)
         self.block_size = tuning.choose_block_size(layout.tile_size)
         self._num_tiles = tiling.carry_rows.shape[0]
-        self._arguments = _make_arguments(layout, step, mode, inputs, rank)
+        self._arguments = _make_arguments(layout, step, mode, inputs, rank, num_out_blocks)
         runs = step.remap_ids
         macros = mttkrp_macros(
             record_format,
@@ -422,6 +427,7 @@ class MttkrpKernel:
             remap_dtype=None if runs is None else runs.shifts.dtype,
             ratios=ratios,
             is_narrow=is_narrow,
+            num_out_blocks=num_out_blocks,
         )
         kernel = launch.get_kernel("mttkrp_remap.cu", "mttkrp", **macros)
         # The tile, and the carry-outs between its groups of threads.
@@ -436,7 +442,7 @@ class MttkrpKernel:
         step: Step,
         workspace: Workspace,
         weights: Array | None,
-        out: Array,
+        out: Rows,
         **model: Any,
     ) -> None:
         """Launch it for a workspace with the other modes' factors, and for weights or None.
@@ -449,7 +455,8 @@ class MttkrpKernel:
         operands.factors[: len(arrays)] = [array.data.ptr for array in arrays]
         operands.row_nbytes[: len(arrays)] = pitches
         arguments.records = step.records.data.ptr
-        arguments.out = out.data.ptr
+        row_blocks = make_row_blocks(list_blocks(out))
+        arguments.out = type(arguments.out).from_buffer_copy(row_blocks)
         arguments.spare = launch.find_address(step.spare)
         arguments.partial_rows = carries.sums
         for name, value in model.items():
@@ -462,13 +469,15 @@ class MttkrpKernel:
             self._kernel(grid, self.block_size, bytes(arguments), weights_address)
 
 
-def _make_arguments(layout: Layout, step: Step, mode: int, inputs: list[int], rank: int) -> Any:
+def _make_arguments(
+    layout: Layout, step: Step, mode: int, inputs: list[int], rank: int, num_out_blocks: int
+) -> Any:
     """Make `LaunchArguments` with all members that stay the same while the layout lives.
 
     The others are set by `MttkrpKernel.launch`, and zero here.
     """
     tiling = layout.tilings[mode]
-    arguments = make_launch_arguments(layout.merged, mode, inputs)
+    arguments = make_launch_arguments(layout.merged, mode, inputs, num_out_blocks)
     arguments.rank = rank
     arguments.nnz = step.records.shape[0]
     arguments.bucket_size = int(step.bucket_size)
@@ -501,23 +510,26 @@ def _find_kernel(
     step: Step,
     mode: int,
     workspace: Workspace,
-    out: Array,
+    out: Rows,
     ratios: Ratios = Ratios.NONE,
 ) -> MttkrpKernel:
     """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
     rank = out.shape[1]
+    blocks = list_blocks(out)
+    num_blocks = len(blocks)
     alignments = (
         _common_alignment(workspace.arrays, workspace.pitches, out.itemsize),
-        _common_alignment([out], [rank * out.itemsize], out.itemsize),
+        _common_alignment(blocks, [rank * out.itemsize] * num_blocks, out.itemsize),
     )
     is_narrow = any(array.dtype != out.dtype for array in workspace.arrays)  # then all are
-    key = (mode, rank, alignments, step.spare is None, ratios, is_narrow)
+    key = (mode, rank, alignments, step.spare is None, ratios, is_narrow, num_blocks)
     if key not in layout.prepared:
-        layout.prepared[key] = MttkrpKernel(layout, step, mode, rank, alignments, ratios, is_narrow)
+        settings = (rank, alignments, ratios, is_narrow, num_blocks)
+        layout.prepared[key] = MttkrpKernel(layout, step, mode, *settings)
     return layout.prepared[key]
 
 
-def _common_alignment(arrays: list[Array], pitches: list[int], itemsize: int) -> int:
+def _common_alignment(arrays: Sequence[Array], pitches: list[int], itemsize: int) -> int:
     """Return the largest power of two, up to 16, that divides the addresses of all rows.
 
     Narrow numbers count as if they had `itemsize` bytes.

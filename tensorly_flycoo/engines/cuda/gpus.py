@@ -73,8 +73,12 @@ class CudaDevices(Devices):
         return self._lets_kernels_read and isinstance(array.data.mem, _READABLE)
 
     @contextlib.contextmanager
-    def lend(self, arrays: Sequence[Array], homes: Sequence[int]) -> Iterator[Sequence[Array]]:
-        with self._order_work([home for home in set(homes) if home != 0], [0]):
+    def lend(
+        self, arrays: Sequence[Array], homes: Sequence[int], owners: Sequence[int] = (0,)
+    ) -> Iterator[Sequence[Array]]:
+        owners = sorted(set(owners))
+        users = [home for home in sorted(set(homes)) if owners != [home]]
+        with self._order_work(users, owners):
             yield arrays
 
     def in_order(self) -> AbstractContextManager[None]:

@@ -86,11 +86,12 @@ def mttkrp_macros(
     remap_dtype: np.dtype | None = None,
     ratios: Ratios = Ratios.NONE,
     is_narrow: bool = False,
+    num_out_blocks: int = 1,
 ) -> Macros:
     """Specialise `mttkrp_remap.cu`.
 
     Without `pull_bits` it does not pull, without `remap_dtype` it does not remap. Factors may have
-    narrow rows.
+    narrow rows, and the result several blocks of rows.
     """
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size  # nonzeros of a group of threads
@@ -111,7 +112,10 @@ def mttkrp_macros(
     return {
         **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
         **_operands_macros(record_format, pull_bits),
-        "LAUNCH_ARGUMENTS_LAYOUT": structs.launch_arguments_dtype(num_inputs, dtype),
+        "LAUNCH_ARGUMENTS_LAYOUT": structs.launch_arguments_dtype(
+            num_inputs, dtype, num_out_blocks
+        ),
+        "ROW_BLOCKS_LAYOUT": structs.row_blocks_dtype(num_out_blocks),
         "CARRIES_NBYTES": structs.carries_nbytes(dtype, cut, block_size),
         "MIN_BLOCKS": max(1, num_threads // block_size),
         "LOAD_COLUMNS": cut.load_columns,
@@ -121,6 +125,7 @@ def mttkrp_macros(
         "NUM_PARTS": cut.num_parts if ratios else 1,
         "IS_WHOLE": bool(ratios) and cut.is_whole,
         "BATCH": min(run, batch),
+        "OUT_BLOCKS": num_out_blocks,
         "EMPTY_ROW": empty_dtype,
         "REMAP": remap_dtype is not None,
         "RATIOS": ratios,

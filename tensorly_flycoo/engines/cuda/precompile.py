@@ -90,7 +90,7 @@ def _list_kernels_of_rows() -> Iterator[Kernel]:
         yield "sum_values.cu", {**value, "VALUES_PER_BLOCK": tuning.ROWS_PER_BLOCK, **_BLOCK}
         yield "inner_product.cu", {**value, **_ROWS, **_BLOCK}
         yield "mersenne_twister.cu", value
-        yield "partial_rows.cu", {**value, "NUM_WARPS": 16}
+        yield "partial_rows.cu", {**value, "NUM_WARPS": 16, "OUT_BLOCKS": 1}
         for vector in {dtype, np.dtype(np.float64)}:
             yield "place_vectors.cu", {"VECTOR": vector, "PLACED": dtype, **_BLOCK}
         for rank in _RANKS:

@@ -6,6 +6,7 @@ each member. If they differ, the kernel does not compile.
 """
 
 import functools
+import struct
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -118,7 +119,13 @@ def operands_dtype(num_inputs: int) -> np.dtype:
 
 
 @functools.cache
-def launch_arguments_dtype(num_inputs: int, dtype: np.dtype) -> np.dtype:
+def row_blocks_dtype(num_blocks: int) -> np.dtype:
+    """Return the dtype of `RowBlocks` (`row_blocks.cuh`)."""
+    return np.dtype([("blocks", np.uint64, (num_blocks,)), ("block_rows", np.uint32)], align=True)
+
+
+@functools.cache
+def launch_arguments_dtype(num_inputs: int, dtype: np.dtype, num_out_blocks: int = 1) -> np.dtype:
     """Return the dtype of `LaunchArguments` (`mttkrp_remap.cu`)."""
     numbers = ("first_tile", "nnz", "num_empty", "empty_share", "bucket_size")
     pointers = (
@@ -133,15 +140,13 @@ def launch_arguments_dtype(num_inputs: int, dtype: np.dtype) -> np.dtype:
         "run_shifts",
         "write_lows",
         "write_highs",
-        "out",
-        "partial_rows",
-        "model_factor",
-        "log_sums",
     )
     fields: list[tuple] = [
         ("operands", operands_dtype(num_inputs)),
         *[(name, np.int64) for name in numbers],
         *[(name, np.uint64) for name in pointers],
+        ("out", row_blocks_dtype(num_out_blocks)),
+        *[(name, np.uint64) for name in ("partial_rows", "model_factor", "log_sums")],
         ("max_runs", np.int32),
         ("rank", np.int32),
         ("model_row_nbytes", np.uint32),
@@ -232,13 +237,22 @@ def make_operands(
     return _as_bytes(operands)
 
 
-def make_launch_arguments(record_format: RecordFormat, mode: int, inputs: Collection[int]) -> Any:
+def make_launch_arguments(
+    record_format: RecordFormat, mode: int, inputs: Collection[int], num_out_blocks: int = 1
+) -> Any:
     """Return `LaunchArguments` with all operands but the factors, zero otherwise."""
     # Members are attributes: NumPy takes longer to set them.
-    arguments: Any = _as_ctypes(launch_arguments_dtype(len(inputs), record_format.dtype))()
+    dtype = launch_arguments_dtype(len(inputs), record_format.dtype, num_out_blocks)
+    arguments: Any = _as_ctypes(dtype)()
     operands = make_operands(record_format, mode, inputs)
     arguments.operands = type(arguments.operands).from_buffer_copy(operands.tobytes())
     return arguments
+
+
+def make_row_blocks(blocks: Sequence[Array]) -> bytes:
+    """Return the bytes of `RowBlocks`, which are padded to whole addresses."""
+    addresses = [block.data.ptr for block in blocks]
+    return struct.pack(f"{len(blocks)}QI0Q", *addresses, blocks[0].shape[0])
 
 
 #: The structure of `ctypes` for a dtype.
@@ -289,6 +303,6 @@ def row_pitch(array: Array) -> int:
     return array.shape[1] * array.itemsize  # the stride of a single row is arbitrary
 
 
-def _as_bytes(struct: np.ndarray) -> np.ndarray:
+def _as_bytes(structure: np.ndarray) -> np.ndarray:
     """Hide the fields: CuPy would inspect each of them at every launch."""
-    return struct.view(f"V{struct.itemsize}")
+    return structure.view(f"V{structure.itemsize}")

@@ -169,6 +169,35 @@ def test_lending(gpus, devices):
     np.testing.assert_array_equal(found[0][::2, 0], np.arange(2 * count))
 
 
+def test_lending_among_all(gpus, devices):
+    """Each GPU writes to memory of all, and reads its own when all have written."""
+    old, found, count = [], [], devices.count
+    targets = []
+    for device in range(count):
+        with gpus.cuda.Device(device):
+            before = gpus.empty((count * NUM_ROWS, RANK), float)
+            before.fill(7.0)
+            read(gpus, before, old)
+            del before
+            targets.append(gpus.empty((count * NUM_ROWS, RANK), float))
+    pairs = [(home, target) for home in range(count) for target in targets]
+    homes = [home for home, _ in pairs]
+    parts = [target[NUM_ROWS * home : NUM_ROWS * (home + 1)] for home, target in pairs]
+    with devices.lend(parts, homes, range(count)) as lent:
+        for home, part in zip(homes, lent, strict=True):
+            with gpus.cuda.Device(home):
+                part.fill(float(home))
+    for target in targets:
+        read(gpus, target, found)
+    del targets, target, pairs, parts, lent, part
+    use_memory_again(gpus, count)
+    gpus.run()
+    assert all((array == 7).all() for array in old)
+    assert len(found) == count
+    for array in found:
+        np.testing.assert_array_equal(array[::NUM_ROWS, 0], np.arange(count))
+
+
 def test_work_in_order(gpus, devices):
     """The first GPU's work comes after earlier work of all, and before their later work."""
     count, found = devices.count, []

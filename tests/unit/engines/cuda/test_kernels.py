@@ -80,7 +80,7 @@ def specialise_all():
         "find_runs.cu": {"REMAP_ID": U32, **cut_tile(256)},
         "ttmc.cu": ttmc_macros(record_format, 256, column_cut, occupancy, U32, bits),
         "order_writes.cu": {"REMAP_ID": U32, "TILE_SIZE": 256, **BLOCK},
-        "partial_rows.cu": {"VALUE": dtype, "NUM_WARPS": 16},
+        "partial_rows.cu": {"VALUE": dtype, "NUM_WARPS": 16, "OUT_BLOCKS": 1},
         "packed_records.cu": {
             **{"NUM_WORDS": 4, "NUM_FIELDS": 3, "HAS_ROWS": True, "CODE_WORDS": 1},
             **BLOCK,
@@ -157,6 +157,26 @@ def test_narrow_rows_compile(ranks, ndim, dtype, architecture):
             cut = tuning.cut_rank(rank, itemsize, loads, alignment, num_loads)
             macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, is_narrow=True)
             jobs.append(("mttkrp_remap.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=SLOW)])
+@pytest.mark.parametrize("num_blocks", [2, pytest.param(8, marks=SLOW)])
+def test_results_in_blocks_compile(num_blocks, dtype, architecture):
+    """With pulling and remapping, and with a model of counts."""
+    record_format = make_format(3, dtype)
+    itemsize = record_format.dtype.itemsize
+    tile_size = choose_tile_size(record_format, architecture)
+    occupancy = choose_occupancy(record_format, architecture)
+    ids, jobs = (U32, IdBits.of(2**18, tile_size), U32), []
+    for rank, ratios in [(25, Ratios.NONE), (32, Ratios.NONE), (8, Ratios.DIVIDE_AND_LOG)]:
+        alignment = math.gcd(16, rank * itemsize)
+        cut = tuning.cut_rank(rank, itemsize, alignment, alignment)
+        settings = {"ratios": ratios, "num_out_blocks": num_blocks}
+        macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, **settings)
+        jobs.append(("mttkrp_remap.cu", architecture, macros))
     compile_all(jobs)
 
 
@@ -316,7 +336,10 @@ def test_kernels_on_rows_compile(dtype, architecture):
             for method in (Method.HALS, Method.ADMM)
         ],
     ]
-    jobs += [("partial_rows.cu", {**value, "NUM_WARPS": num_warps}) for num_warps in (2, 16)]
+    for num_warps, num_blocks in [(2, 1), (16, 1), (16, 8)]:
+        jobs.append(
+            ("partial_rows.cu", {**value, "NUM_WARPS": num_warps, "OUT_BLOCKS": num_blocks})
+        )
     for num_factors, num_warps in itertools.product((1, 4), (1, 32)):
         macros = {**value, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
         jobs.append(("groups.cu", macros))

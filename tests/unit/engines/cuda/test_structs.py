@@ -30,6 +30,7 @@ def specialise(file, ndim, dtype):
 LAYOUTS = [
     ("mttkrp_remap.cu", "FIELD_LAYOUT"),
     ("mttkrp_remap.cu", "OPERANDS_LAYOUT"),
+    ("mttkrp_remap.cu", "ROW_BLOCKS_LAYOUT"),
     ("mttkrp_remap.cu", "LAUNCH_ARGUMENTS_LAYOUT"),
     ("ttmc.cu", "FIELD_LAYOUT"),
     ("ttmc.cu", "OPERANDS_LAYOUT"),
@@ -127,16 +128,28 @@ def test_launch_arguments(ndim, dtype):
     inputs = [n for n in range(ndim) if n != mode]
     arguments = structs.make_launch_arguments(record_format, mode, inputs)
     as_dtype = structs.launch_arguments_dtype(len(inputs), record_format.dtype)
-    for number, name in enumerate(as_dtype.names):
-        if name != "operands":
-            setattr(arguments, name, number)
+    plain = [name for name in as_dtype.names if name not in ("operands", "out")]
+    for number, name in enumerate(plain):
+        setattr(arguments, name, number)
+    row_blocks = structs.make_row_blocks([Factor((5, 4), dtype, 2**42)])
+    arguments.out = type(arguments.out).from_buffer_copy(row_blocks)
     factors = [Factor((n + 2, 4), dtype, 2**40 + n) for n in inputs]
     arguments.operands.factors[: len(factors)] = [factor.data.ptr for factor in factors]
     arguments.operands.row_nbytes[: len(factors)] = [structs.row_pitch(f) for f in factors]
     made = np.frombuffer(bytes(arguments), as_dtype)[0]
     operands = structs.make_operands(record_format, mode, inputs, factors)
     assert made["operands"].tobytes() == operands.tobytes()
-    assert [made[name] for name in as_dtype.names[1:]] == [*range(1, len(as_dtype.names))]
+    assert [made[name] for name in plain] == [*range(len(plain))]
+    assert made["out"]["blocks"].tolist() == [2**42]
+    assert made["out"]["block_rows"] == 5
+
+
+def test_row_blocks():
+    """Of two GPUs, the second with fewer rows."""
+    blocks = [Factor((5, 4), "float32", 2**42), Factor((3, 4), "float32", 2**43)]
+    (made,) = np.frombuffer(structs.make_row_blocks(blocks), structs.row_blocks_dtype(2))
+    assert made["blocks"].tolist() == [2**42, 2**43]
+    assert made["block_rows"] == 5
 
 
 def test_the_members_of_a_product():

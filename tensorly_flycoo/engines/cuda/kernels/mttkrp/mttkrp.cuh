@@ -112,16 +112,16 @@ struct Mttkrp {
     }
 
     // Clears this tile's share of the empty rows.
-    template <typename EmptyRow>
+    template <typename EmptyRow, typename Rows>
     static __device__ __forceinline__ void clear_rows(const EmptyRow* empty_rows,
                                                       long long num_empty, long long share,
                                                       long long tile, int column, int rank,
-                                                      Value* out, const Operands& operands)
+                                                      const Rows& out, const Operands& operands)
     {
         const long long end = min((tile + 1) * share, num_empty);
         for (long long e = tile * share + threadIdx.x / group_size; e < end; e += num_groups) {
             ASSERT(empty_rows[e] <= operands.last_out_row);
-            write_columns(out + static_cast<long long>(empty_rows[e]) * rank, column, rank, {});
+            write_columns(out.find_row(empty_rows[e], rank), column, rank, {});
         }
     }
 
@@ -177,19 +177,19 @@ struct Mttkrp {
     // Computes the tile's rows: writes those that begin in it to `out`, and the carry-out of a row
     // that began in an earlier tile to `partial_rows`; both times the weights. `values` finds what
     // the products of a batch are multiplied by, from these and the entries, and returns it.
-    template <typename Values>
+    template <typename Values, typename Rows>
     static __device__ __forceinline__ void compute_tile(Slots slots, Carries& carries,
                                                         const Operands& operands,
                                                         bool tile_inherits, long long tile,
                                                         int count, int rank, int column,
-                                                        const Value* weights, Value* out,
+                                                        const Value* weights, const Rows& out,
                                                         Value* partial_rows, Values& values)
     {
         const int group = threadIdx.x / group_size;
         const int begin = group * run, end = min(begin + run, count);
         const char* factors[max_inputs];
         point_at_columns(factors, operands, column, rank);
-        const auto store = [&](Value* target, long long row, Columns columns) {
+        const auto store = [&](Value* target, Columns columns) {
             if (weights != nullptr) {
 #pragma unroll
                 for (int c = 0; c < lane_columns; ++c) {
@@ -198,7 +198,7 @@ struct Mttkrp {
                     columns.at[c] *= weights[min(place, rank - 1)];
                 }
             }
-            write_columns(target + row * rank, column, rank, columns);
+            write_columns(target, column, rank, columns);
         };
 
         bool inherits = false, is_first_row = true;
@@ -242,7 +242,7 @@ struct Mttkrp {
                     if (is_first_row && inherits) {
                         carries.sums[threadIdx.x] = total;
                     } else {
-                        store(out, row, total);
+                        store(out.find_row(row, rank), total);
                     }
                     total = {};
                     row = entry.out_row();
@@ -260,12 +260,12 @@ struct Mttkrp {
         __syncthreads();
         if (begin < end && !is_one_row) {
             add_following(total, carries, group);
-            store(out, row, total);
+            store(out.find_row(row, rank), total);
         }
         if (group == 0 && inherits) {
             total = carries.sums[threadIdx.x];
             if (is_one_row) add_following(total, carries, group);
-            store(partial_rows, tile, total);
+            store(partial_rows + tile * rank, total);
         }
     }
 };

@@ -10,7 +10,8 @@
 //   copy; the write order is a permutation of a tile's places; remap ids are unique, and ascend in
 //   a tile; `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is
 //   a power of two; rows of factors are aligned to a load, and readable up to whole loads (the
-//   contents past the last column do not matter); rows of `out` and `partial_rows` are contiguous
+//   contents past the last column do not matter); rows of a block of `out`, which this GPU can
+//   write to wherever it is, and those of `partial_rows` are contiguous
 //   and aligned to a store; `weights` has R numbers, or is null; `model_factor`, that of the
 //   output's mode, is as the others, and non-negative if it divides; `log_sums` has a number for
 //   each tile and warp. A debug build (`assertions.cuh`) checks ids and rows.
@@ -46,6 +47,7 @@
 // MACRO WRITE: unsigned type of the low bits of the write order
 // MACRO WRITE_HIGH_BITS: number of its other bits
 // MACRO REMAP_ID: unsigned type of remap ids
+// MACRO OUT_BLOCKS: blocks of rows of the result
 // MACRO EMPTY_ROW: unsigned type of the list of empty rows
 // MACRO PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)
 // MACRO REMAP: 1 or 0, whether records are pushed to the next mode's storage
@@ -53,6 +55,7 @@
 // MACRO SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them
 // MACRO FIELD_LAYOUT: how Python fills struct Field (see structs.py)
 // MACRO OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)
+// MACRO ROW_BLOCKS_LAYOUT: how Python fills struct RowBlocks (see structs.py)
 // MACRO LAUNCH_ARGUMENTS_LAYOUT: how Python fills struct LaunchArguments (see structs.py)
 // MACRO CARRIES_NBYTES: bytes of struct Carries, as Python reserves them
 
@@ -60,6 +63,7 @@
 #include "mttkrp.cuh"
 #include "ratios.cuh"
 #include "remap.cuh"
+#include "row_blocks.cuh"
 
 using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
 using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH, FACTOR>;
@@ -74,6 +78,8 @@ using RemapIds = Runs<REMAP_ID, TILE_SIZE, BLOCK_SIZE>;
 using WriteOrder = PackedIds<WRITE, WRITE_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
 CHECK_LAYOUT(Field, FIELD_LAYOUT)
 CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
+using Output = RowBlocks<VALUE, OUT_BLOCKS>;
+CHECK_LAYOUT(Output, ROW_BLOCKS_LAYOUT)
 
 // Filled by Python (`structs.py`) and passed by value, so it is in constant memory. (If the weights
 // were in it, registers would spill.)
@@ -92,7 +98,8 @@ struct LaunchArguments {
     const REMAP_ID* run_shifts;
     const WriteOrder::Lows* write_lows;
     const WriteOrder::Highs* write_highs;
-    VALUE *out, *partial_rows;
+    Output out;
+    VALUE* partial_rows;
     const VALUE* model_factor;  // this and others of the model only with RATIOS
     double* log_sums;
     int max_runs, rank;

@@ -14,6 +14,9 @@
 // Source: none.
 // MACRO VALUE: float or double
 // MACRO NUM_WARPS: warps of a block, 2 or more
+// MACRO OUT_BLOCKS: blocks of rows of the result
+
+#include "row_blocks.cuh"
 
 // The runs of a block, and the carry-outs between them.
 struct Runs {
@@ -38,8 +41,8 @@ __device__ __forceinline__ long long pass_row(long long lane_row, long long tile
 
 extern "C" __global__ void __launch_bounds__(32 * NUM_WARPS, 1)
     add_partial_rows(long long num_tiles, int run, const long long* carry_rows, int rank,
-                     const VALUE* partial_rows, VALUE* out, long long* segment_rows,
-                     VALUE* segment_sums)
+                     const VALUE* partial_rows, const RowBlocks<VALUE, OUT_BLOCKS> out,
+                     long long* segment_rows, VALUE* segment_sums)
 {
     static_assert(NUM_WARPS > 1, "each launch leaves fewer partial rows");
     constexpr int batch = 32 / sizeof(VALUE);  // partial rows loaded together
@@ -69,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(32 * NUM_WARPS, 1)
             // The run in which an inherited row begins adds it to `out`.
             const bool is_own = !inherited || next_row != first_row;
             const bool begins = is_read && is_own && next_row != last_row;
-            begun[b] = begins ? out[next_row * rank + column] : VALUE(0);
+            begun[b] = begins ? out.find_row(next_row, rank)[column] : VALUE(0);
             last_row = next_row;
         }
 #pragma unroll
@@ -80,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(32 * NUM_WARPS, 1)
                 if (inherited && is_first_row) {
                     runs.sums[warp][lane] = total;
                 } else if (row >= 0 && has_column) {
-                    out[row * rank + column] = sum + total;
+                    out.find_row(row, rank)[column] = sum + total;
                 }
                 total = 0;
                 row = next_row;
@@ -101,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(32 * NUM_WARPS, 1)
     __syncthreads();
     if (row >= 0 && !fills_run) {
         runs.add_following(total, warp, lane);
-        if (has_column) out[row * rank + column] = sum + total;
+        if (has_column) out.find_row(row, rank)[column] = sum + total;
     }
     if (warp > 0) return;
     if (lane == 0 && blockIdx.y == 0) segment_rows[blockIdx.x] = inherited ? first_row : -1;
