@@ -30,7 +30,6 @@ import numpy as np
 import tensorly as tl
 from stages import print_calls, time_stages
 from tensorly.cp_tensor import CPTensor
-from tensorly.decomposition import parafac
 from tensors import (
     LARGE_SHAPES,
     NAMES,
@@ -98,7 +97,8 @@ def time_iterations(x, factors, num_iterations, gpus):
     with tl.backend_context("flycoo"), Progress(num_iterations, show=None) as progress:
         guess = CPTensor((None, factors))
         options = {"n_iter_max": num_iterations, "init": guess, "tol": -1.0, "callback": progress}
-        cp = parafac(x, factors[0].shape[1], **options)
+        # By its whole name: this package's, though it is imported after TensorLy.
+        cp = tl.decomposition.parafac(x, factors[0].shape[1], **options)
         found = [tl.to_numpy(factor) for factor in cp.factors]
     # The first iterations wait for compilers, and are recorded.
     return float(np.median(progress.seconds[num_iterations // 3 :])), found

@@ -63,35 +63,26 @@ def add_parts(rows: Array, tree: trees.Tree, out: Array | None = None) -> Array:
     """Run `tree.add_parts` on a contiguous matrix of the current GPU."""
     if isinstance(tree, int) and out is None:
         return rows
-    if out is None:
-        num_rows = rows.shape[0] // trees.count_parts(tree)
-        out = cupy.empty((num_rows, *rows.shape[1:]), rows.dtype)
-    kernel = get_direct_kernel(
-        "add_parts.cu",
-        "add_parts",
-        "qQQ",
-        rows.data.device_id,
-        VALUE=rows.dtype,
-        TREE=trees.express(tree, "PART"),
-    )
-    if out.size > 0:
-        grid = (-(-out.size // tuning.BLOCK_SIZE), 1)
-        kernel(grid, tuning.BLOCK_SIZE, out.size, rows.data.ptr, out.data.ptr)
-    return out
+    num_parts = trees.count_parts(tree)
+    if num_parts > MAX_ARRAYS:
+        return trees.add_parts(rows, tree, out)
+    num_rows = rows.shape[0] // num_parts
+    parts = [rows[number * num_rows : (number + 1) * num_rows] for number in range(num_parts)]
+    return add_arrays(parts, tree, out)
 
 
-def add_arrays(arrays: Sequence[Array], tree: trees.Tree) -> Array:
+def add_arrays(arrays: Sequence[Array], tree: trees.Tree, out: Array | None = None) -> Array:
     """Add arrays along a tree of their places, on the current GPU, which can read them.
 
-    They are contiguous, and at most `MAX_ARRAYS`.
+    They and `out` are contiguous; they are at most `MAX_ARRAYS`.
     """
     first = arrays[0]
-    sums = cupy.empty(first.shape, first.dtype)
+    sums = cupy.empty(first.shape, first.dtype) if out is None else out
     kernel = get_direct_kernel(
         "add_arrays.cu",
         "add_arrays",
         f"q{len(arrays)}QQ",
-        sums.data.device_id,
+        cupy.cuda.runtime.getDevice(),
         VALUE=first.dtype,
         NUM_PARTS=len(arrays),
         TREE=trees.express(tree, "PART"),

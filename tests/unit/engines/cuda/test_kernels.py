@@ -100,7 +100,6 @@ def specialise_all():
         "narrow_rows.cu": narrow_rows_macros(8, dtype),
         "products.cu": products_macros(8, dtype),
         "copy_blocks.cu": {"MAX_COPIES": 16},
-        "add_parts.cu": {"VALUE": dtype, "TREE": express(((0, 1), (2, 3)), "PART")},
         "add_arrays.cu": {"VALUE": dtype, "NUM_PARTS": 2, "TREE": express((0, 1), "PART")},
         "inner_product.cu": {"VALUE": dtype, **ROWS, **BLOCK},
         "scale_rows.cu": {"VALUE": dtype, "NUM_COLUMNS": 8, **BLOCK},
