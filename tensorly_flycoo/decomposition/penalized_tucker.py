@@ -1,7 +1,6 @@
 """Tucker decomposition with penalised rows of some factors; those of the others are orthonormal."""
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import final
 
 import numpy as np
@@ -9,7 +8,7 @@ import tensorly as tl
 from tensorly.tenalg import multi_mode_dot
 
 from ..base.array_modules import Array, array_module
-from ..engines.tall import eigh, multiply, qr, transposed_product
+from ..engines.tall import call_lapack, eigh, multiply, qr, transposed_product
 from ..loop.masks import MissingEntries
 from ..loop.run import RunModel
 from ..tensor.tensor import FlycooTensor
@@ -84,7 +83,7 @@ def find_polar_factor(targets: Array) -> Array:
            [0., 0.]])
     """
     columns, triangle = qr(targets)
-    left, _, right = np.linalg.svd(triangle)
+    left, _, right = call_lapack(np.linalg.svd, triangle)
     return multiply(columns, left @ right)
 
 
@@ -96,7 +95,9 @@ def fit_core(products: Array, grams: Sequence[Array]) -> Array:
     """
     xp = array_module(products)
     spectra = [eigh(gram.astype(np.float64)) for gram in grams]
-    curvature = reduce(xp.multiply.outer, [values for values, _ in spectra])
+    curvature = xp.ones(())
+    for values, _ in spectra:
+        curvature = curvature[..., None] * values
     bases = [vectors for _, vectors in spectra]
     rotated = multi_mode_dot(products.astype(np.float64), bases, transpose=True)
     # Rounding may leave an eigenvalue below 0.

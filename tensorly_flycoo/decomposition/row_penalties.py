@@ -133,23 +133,25 @@ def update_rows(penalty: RowPenalty, factor: Array, targets: Array, gram: Array)
     linearized minimization", Mathematical Programming 146, 2014).
     """
     xp = array_module(factor)
+    dtype = factor.dtype
     # Multiplied by the mean of G's diagonal, rows meet a Gram matrix whose mean is 1, the same
     # targets and the same strength: so the host need not know the mean.
     exact_gram = gram.astype(np.float64)
     rank = len(exact_gram)
     mean = exact_gram.trace() / rank
-    unit = xp.where(mean > 0, mean, 1.0)
-    unit_gram = exact_gram / unit
-    rows = factor * unit.astype(factor.dtype)
-    product = multiply(rows, unit_gram.astype(factor.dtype))
+    exact_unit = xp.where(mean > 0, mean, 1.0)
+    exact_unit_gram = exact_gram / exact_unit
+    unit = exact_unit.astype(dtype)
+    unit_gram = exact_unit_gram.astype(dtype)
+    rows = factor * unit
+    product = multiply(rows, unit_gram)
     gradient = product - targets
     # The part of the gradient that the penalty balances.
     dual = gradient - penalty.project(gradient)
 
-    inverse, weight = engine_of(gram).invert_penalized(unit_gram)
-    rule = RowRule(Method.ADMM, penalty.operator, penalty.strength)
-    updated = run_rule(
-        rule,
+    inverse, weight = engine_of(gram).invert_penalized(exact_unit_gram)
+    stepped = run_rule(
+        RowRule(Method.ADMM, penalty.operator, penalty.strength),
         targets,
         inverse,
         weight,
@@ -159,15 +161,16 @@ def update_rows(penalty: RowPenalty, factor: Array, targets: Array, gram: Array)
         _TOLERANCE,
         wants_measures=False,
     ).rows
-    before = _measure(penalty, rows, product, targets)
-    after = _measure(penalty, updated, multiply(updated, unit_gram.astype(factor.dtype)), targets)
-    if not after <= before:
-        # No eigenvalue is larger than the trace, R.
-        updated = penalty.project(rows - gradient / rank, 1 / rank)
-    return updated / unit.astype(factor.dtype)
+    updated = stepped / unit
+    before = _measure(penalty, factor, product, targets)
+    after = _measure(penalty, updated, multiply(stepped, unit_gram), targets)
+    if after <= before:
+        return updated
+    # No eigenvalue is larger than the trace, R.
+    return penalty.project(rows - gradient / rank, 1 / rank) / unit
 
 
 def _measure(penalty: RowPenalty, rows: Array, product: Array, targets: Array) -> float:
-    """Return the sum of f over all rows; `product` is rows @ gram."""
+    """Return the sum of f over all rows; `product` is ``rows @ G``."""
     quadratic = float(inner_product(rows, product)) / 2 - float(inner_product(rows, targets))
     return quadratic + penalty.measure(rows)
