@@ -154,6 +154,24 @@ def test_a_strong_penalty_of_rows_drops_them():
     assert 0 < is_zero.sum() < SHAPE[0]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_an_l1_penalty_finds_planted_groups(seed):
+    """Each item has the component of its group alone, where a plain model gives it all three."""
+    rng = np.random.default_rng(seed)
+    groups = rng.integers(0, 3, 40)
+    slices = np.linalg.qr(rng.standard_normal((8, 3)))[0]  # of the core, for each group
+    core = 3 * slices.reshape(4, 2, 3)
+    users, days = rng.standard_normal((60, 4)), rng.standard_normal((25, 2))
+    cells = tl.tucker_to_tensor((core, [users, days, np.eye(3)[groups]]))
+    x = FlycooTensor.from_dense(np.where(abs(cells) > 2, cells, 0))
+    _, factors = tucker(x, [4, 2, 3], l1_reg={2: 1000.0})
+    components = [np.unique(np.nonzero(factors[2][groups == group])[1]) for group in range(3)]
+    assert sorted(map(tuple, components)) == [(0,), (1,), (2,)]
+    assert factors[2].any(axis=1).all()
+    _, plain = tucker(x, [4, 2, 3])
+    assert plain[2].all()
+
+
 def test_all_zeros_are_warned_of():
     with pytest.warns(UserWarning, match=r"tucker ended in all zeros: l1_reg=1000\.0 is too stro"):
         core, _ = tucker(make_tensor(), RANKS, l1_reg=1e3)
