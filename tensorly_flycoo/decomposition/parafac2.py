@@ -164,6 +164,12 @@ def parafac2(
     >>> slices = [scipy.sparse.random_array((n, 10), density=0.5, rng=n) for n in (8, 9, 12)]
     >>> [projection.shape for projection in parafac2(slices, 2, n_iter_max=5).projections]
     [(8, 2), (9, 2), (12, 2)]
+
+    A penalty of columns drops those of which no component needs much:
+
+    >>> model = parafac2(slices, 2, n_iter_max=50, random_state=0, group_lasso={2: 2.0})
+    >>> 0 < int((model.factors[2] == 0).all(axis=1).sum()) < 10
+    True
     """
     # Check the options, and take the data.
     num_components = check_rank(rank)
@@ -426,17 +432,15 @@ class Parafac2Sweep(Sweep):
         """Return a factor updated by least squares, one sweep of HALS, or steps of ADMM."""
         strength = self._smoothness[mode]
         row_penalty = self._row_penalties[mode]
-        sparsity = self._penalties[mode]
+        if self._has_row_penalties and row_penalty is None:
+            gram = add_ridge(gram)
         if mode in self._constrained:
+            sparsity = self._penalties[mode]
             if row_penalty is not None:
                 sparsity = row_penalty.strength
-            elif self._has_row_penalties:
-                gram = add_ridge(gram)
             return improve(product, gram, factor, sparsity, smoothness=strength)
         if row_penalty is not None:
             return update_rows(row_penalty, factor, product, gram)
-        if self._has_row_penalties:
-            gram = add_ridge(gram)
         return solve(gram, smooth(product, strength).T).T
 
     def _extrapolate(

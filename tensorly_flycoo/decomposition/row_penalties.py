@@ -143,7 +143,9 @@ def update_rows(penalty: RowPenalty, factor: Array, targets: Array, gram: Array)
     exact_unit_gram = exact_gram / exact_unit
     unit = exact_unit.astype(dtype)
     unit_gram = exact_unit_gram.astype(dtype)
-    rows = factor * unit
+    # Kernels read rows whose elements are neighbours.
+    rows = xp.ascontiguousarray(factor * unit)
+    targets = xp.ascontiguousarray(targets)
     product = multiply(rows, unit_gram)
     gradient = product - targets
     # The part of the gradient that the penalty balances.

@@ -81,7 +81,7 @@ class TuckerSweep(Sweep):
     def _make_targets(self, mode: int, rows: Array, numbers: Array | slice) -> Array:
         """Return the mode's TTMc times the core, (I, R), from the rows of `_project`."""
         factor = self.model.factors[mode]
-        targets = array_module(factor).zeros_like(factor)
+        targets = array_module(factor).zeros(factor.shape, factor.dtype)
         targets[numbers] = multiply(rows, tl.unfold(self.model.weights, mode).T)
         return targets
 

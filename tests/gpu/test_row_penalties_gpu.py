@@ -30,7 +30,9 @@ def test_an_update_takes_the_steps_of_admm(name, num_rows, rank):
     on_gpu = [cupy.asarray(array) for array in (rows, targets, gram)]
     penalty = RowPenalty(OPERATORS[name], 5.0)
     found = update_rows(penalty, *on_gpu)
-    assert found.tobytes() == update_rows(penalty, *on_gpu).tobytes()
+    by_columns = [*map(cupy.asfortranarray, on_gpu[:2]), on_gpu[2]]
+    for arrays in (on_gpu, by_columns):
+        assert found.tobytes() == update_rows(penalty, *arrays).tobytes()
     expected = update_densely(name, 5.0, rows, targets, gram)
     np.testing.assert_allclose(found.get(), expected, rtol=0, atol=1e-10 * abs(expected).max())
     before, after = (measure_rows(name, 5.0, x, targets, gram) for x in (rows, found.get()))

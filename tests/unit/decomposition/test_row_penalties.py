@@ -38,6 +38,18 @@ def test_an_update_takes_the_steps_of_admm(name):
     np.testing.assert_array_equal(found == 0, expected == 0)
 
 
+def test_the_order_in_memory_does_not_matter():
+    rows, targets, gram = make_problem()
+    penalty = RowPenalty(OPERATORS["l1_reg"], 20.0)
+    expected = update_rows(penalty, rows, targets, gram)
+    for order in ("C", "F"):
+        for other in ("C", "F"):
+            found = update_rows(
+                penalty, np.asarray(rows, order=order), np.asarray(targets, order=other), gram
+            )
+            np.testing.assert_array_equal(found, expected)
+
+
 @EACH_PENALTY
 def test_updates_end_in_the_minimum(name):
     rows, targets, gram = make_problem()
