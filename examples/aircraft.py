@@ -15,6 +15,7 @@ Run it::
 
     python examples/aircraft.py
     python examples/aircraft.py --rank 12
+    python examples/aircraft.py --l1 3e-5  # fewer routes for each component
 """
 
 import argparse
@@ -59,19 +60,24 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--l1", type=float, help="the strength of a penalty of the routes")
     parser.add_argument("--aircraft", default="N922XJ", help="the one to follow")
     args = parser.parse_args(argv)
 
     table = build_table()
     x = RaggedTensor(from_dataframe(table, ["aircraft", "day", "route"], "weight"), drop_empty=True)
     print(x)
+    options = {"normalize_factors": True}
+    if args.l1:
+        options = {"l1_reg": {2: args.l1}}
     model, errors = parafac2(
         x, args.rank, nn_modes=[0, 2], n_iter_max=args.iterations, n_iter_parafac=1, tol=1e-5,
-        normalize_factors=True, random_state=0, return_errors=True,
+        random_state=0, return_errors=True, **options,
     )  # fmt: skip
     print(f"{len(errors)} iterations, relative error {errors[-1]:.3f}")
 
     fleets, _, routes = model.factors
+    print("routes of each component:", *(routes > 0).sum(axis=0))
     carriers = find_carriers(table, x.labels["aircraft"]).to_numpy()
     by_carrier = pd.DataFrame(fleets).groupby(carriers).sum()
     by_carrier /= by_carrier.sum()

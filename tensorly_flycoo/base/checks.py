@@ -314,6 +314,21 @@ def spread_numbers(argument: Any, ndim: int, name: str) -> list[Any]:
     return numbers
 
 
+def read_strengths(option: Any, ndim: int, name: str) -> list[float]:
+    """Return the strength of each mode, 0 where there is none.
+
+    The option is one number for all modes, a list of them, or a dict by mode.
+
+    >>> read_strengths({1: 10}, 3, "smoothness")
+    [0.0, 10.0, 0.0]
+    """
+    numbers = option
+    if isinstance(option, Mapping):
+        check_modes(option, ndim, name)
+        numbers = [option.get(mode) for mode in range(ndim)]
+    return [float(number or 0) for number in spread_numbers(numbers, ndim, name)]
+
+
 def check_rank(rank: Any, name: str = "rank") -> int:
     """Return `rank` as an int of at least 1."""
     if isinstance(rank, float | np.floating):  # which TensorLy takes, with another meaning

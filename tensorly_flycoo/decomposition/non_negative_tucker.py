@@ -27,14 +27,14 @@ from ..loop.hals import improve
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.momentum import NESTEROV
 from ..loop.ranks import find_tucker_rank
-from ..loop.run import Callback, Run, RunModel, Sweep, find_state
+from ..loop.run import Callback, Run, RunModel, find_state
 from ..loop.starting import list_free_modes, restore
 from ..loop.stopping import Converged
-from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.tensor import FlycooTensor, check_has_nonzeros
 from .non_negative_parafac_hals import non_negative_parafac_hals, spread_penalties
-from .tucker import fill_missing, make_tucker_tensor, start_masked, tucker
+from .tucker import tucker
+from .tucker_sweep import TuckerSweep, start_masked
 
 #: TensorLy's least numerator and denominator.
 _EPSILON = 10e-12
@@ -334,7 +334,7 @@ def project_non_negative(n: int, array: Array) -> Array:
 
 
 @final
-class NonNegativeTucker(Sweep):
+class NonNegativeTucker(TuckerSweep):
     """Updates the factors of the modes that are not fixed, and then the core.
 
     For momentum, the factors are the first parts of the model, and the core is the last.
@@ -350,64 +350,28 @@ class NonNegativeTucker(Sweep):
         modes: list[int],
         rule: TuckerRule,
     ) -> None:
-        self.solver = solver
-        self.model = model
+        super().__init__(solver=solver, model=model, x=x, missing=missing)
         self.modes = modes
-        self._x = x
-        self._missing = missing
         self._rule = rule
-        self._filled = x  # with the values of the model at missing entries
 
     def update(self, iteration: int) -> float:
         """Update the factors one after the other, then the core; return the error."""
         core = self.model.weights
         factors = self.model.factors
-        self._filled = fill_missing(self._x, self._missing, self.model)
+        self._fill()
         grams = [transposed_product(factor, factor) for factor in factors]
         for mode in self.modes:
             rows, numbers = self._project(mode)  # of the TTMc, where it is not zero
             unfolded = tl.unfold(core, mode)
             gram = tl.unfold(multi_mode_dot(core, grams, skip=mode), mode) @ unfolded.T
-            targets = array_module(core).zeros_like(factors[mode])
-            targets[numbers] = multiply(rows, unfolded.T)
+            targets = self._make_targets(mode, rows, numbers)
             factors[mode] = self._rule.update_factor(factors[mode], targets, gram, mode)
             grams[mode] = transposed_product(factors[mode], factors[mode])
         # The last mode is never fixed, so `rows` are those of its TTMc: contract them with the new
         # factor.
-        products = self._contract(rows, numbers)
+        products = self._contract(self.modes[-1], rows, numbers)
         self.model.weights = self._rule.update_core(core, products, grams)
         return self._measure(products)
-
-    def _project(self, mode: int) -> tuple[Array, Array | slice]:
-        """Return the rows of a mode's TTMc that are not zero, and their numbers."""
-        fixed = {n: factor for n, factor in enumerate(self.model.factors) if n != mode}
-        return multiply_nonempty_rows(self._filled, mode, fixed)
-
-    def _contract(self, rows: Array, numbers: Array | slice) -> Array:
-        """Return the tensor times all factors, from the TTMc of the last mode."""
-        product = transposed_product(self.model.factors[-1][numbers], rows)
-        return product.T.reshape(self.model.weights.shape)
-
-    def _measure(self, products: Array) -> float:
-        """Return the error, from the tensor times all factors."""
-        core = self.model.weights.astype(np.float64)
-        square = np.float64(float(self._filled.norm())) ** 2
-        grams = [
-            transposed_product(factor, factor).astype(np.float64) for factor in self.model.factors
-        ]
-        model_square = float((core * multi_mode_dot(core, grams)).sum())
-        inner = float((core * products).sum())
-        # |x - m|^2 = |x|^2 + |m|^2 - 2 <x, m>; rounding may leave less than 0.
-        residual_square = abs(square + model_square - 2 * inner)
-        return float(np.sqrt(residual_square / square))
-
-    def measure_start(self) -> float:
-        self._filled = fill_missing(self._x, self._missing, self.model)
-        last = len(self.model.factors) - 1
-        return self._measure(self._contract(*self._project(last)))
-
-    def make(self) -> TuckerTensor:
-        return make_tucker_tensor(self.model)
 
     def save_state(self) -> Mapping[str, Array]:
         return self._rule.save_state()

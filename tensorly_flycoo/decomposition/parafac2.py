@@ -11,6 +11,7 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_rank, warn
 from ..base.reporting import span
+from ..engines.row_rules import Operator
 from ..engines.tall import qr, solve, sum_columns
 from ..format.primitives import LeadingPairs
 from ..io.checkpoint import Resumed
@@ -30,6 +31,14 @@ from ..svd.eigen import MAX_DIRECT_SIZE, find_singular_pairs, multiply_by_gram
 from ..svd.unfolding import LazyMatrix, Unfolding
 from .non_negative_parafac_hals import find_constrained, spread_penalties
 from .parafac import parafac
+from .row_penalties import (
+    RowPenalty,
+    RowStrengths,
+    add_ridge,
+    read_row_penalties,
+    update_rows,
+    warn_if_zero,
+)
 
 
 @describe_as(parafac)
@@ -52,12 +61,19 @@ def parafac2(
     sparsity_coefficients: float | Sequence[float | None] | None = None,
     callback: Callback | None = None,
     smoothness: Smoothness = None,
+    l1_reg: RowStrengths = None,
+    group_lasso: RowStrengths = None,
 ) -> Any:
     r"""Decompose sparse slices that share all but one of their factors (PARAFAC2).
 
     .. math:: X_k \approx P_k B \, \mathrm{diag}(a_k) \, C^T, \quad P_k^T P_k = I
 
-    The projected slices :math:`P_k^T X_k`, a dense tensor in TensorLy, are not formed.
+    The projected slices :math:`P_k^T X_k`, a dense tensor in TensorLy, are not formed. With
+    `l1_reg` or `group_lasso` it minimises
+
+    .. math:: \tfrac12 \sum_k \|X_k - P_k B \, \mathrm{diag}(a_k) \, C^T\|^2 + p(A) + \|B\|^2 + q(C)
+
+    where a penalty of A or C that is not given is :math:`\|A\|^2` or :math:`\|C\|^2`.
 
     Parameters
     ----------
@@ -86,6 +102,11 @@ def parafac2(
         penalty turns off `linesearch`, which compares errors alone.
     smoothness : dict of int to float, optional
         As for `parafac`, in modes 0 and 2 (rows are in projections); turns off `linesearch` too.
+    l1_reg, group_lasso : dict of int to float, optional
+        Strengths of penalties of A (mode 0) or C (mode 2), one for a mode: the sum of the absolute
+        values of the factor's elements, or of the norms of its rows, so that whole slices or
+        columns drop out. B has no other than its ridge, since :math:`P_k B` has the same norm, but
+        not the same zeros. They turn off `linesearch`. Non-negative modes may have `l1_reg`.
 
     Returns
     -------
@@ -106,7 +127,15 @@ def parafac2(
         If `rank` is below 1 or above J, `RaggedTensor` refuses the slices, they have no nonzeros or
         centring or a mask leaves none, `init`, `nn_modes` or a mask does not fit, `center` comes
         with a mask, `sparsity_coefficients` are not one for each mode or no mode is non-negative
-        for them, `smoothness` is negative or of mode 1, or `linesearch` is to resume a checkpoint.
+        for them, `smoothness` is negative or of mode 1, or `linesearch` is to resume a checkpoint;
+        if a strength of `l1_reg` or `group_lasso` is negative or of mode 1, a mode has both, one of
+        them comes with `normalize_factors`, `sparsity_coefficients` or `smoothness`, or
+        `group_lasso` is of a non-negative mode.
+
+    Warns
+    -----
+    UserWarning
+        If the model is all zeros: a penalty was too strong.
 
     Notes
     -----
@@ -118,6 +147,9 @@ def parafac2(
     values below about 1e-7 of the largest, 8e-6 in float32; also where a non-negative A has zeros)
     gets fixed directions in addition, where TensorLy's come from LAPACK: results may then differ.
     Bits are the same in every run on one machine.
+
+    With `l1_reg` or `group_lasso` all rows of a factor take ten steps of ADMM in one pass, as those
+    of `constrained_parafac` do, and the objective never rises by more than rounding.
 
     References
     ----------
@@ -132,6 +164,12 @@ def parafac2(
     >>> slices = [scipy.sparse.random_array((n, 10), density=0.5, rng=n) for n in (8, 9, 12)]
     >>> [projection.shape for projection in parafac2(slices, 2, n_iter_max=5).projections]
     [(8, 2), (9, 2), (12, 2)]
+
+    A penalty of columns drops those of which no component needs much:
+
+    >>> model = parafac2(slices, 2, n_iter_max=50, random_state=0, group_lasso={2: 2.0})
+    >>> 0 < int((model.factors[2] == 0).all(axis=1).sum()) < 10
+    True
     """
     # Check the options, and take the data.
     num_components = check_rank(rank)
@@ -149,13 +187,22 @@ def parafac2(
     strengths = read_smoothness(smoothness, 3)
     if strengths[1]:
         raise ValueError(f"smoothness is {smoothness!r}, expected modes 0 or 2, not rows of slices")
+    constrained = _find_non_negative(nn_modes, sparsity_coefficients)
+    row_options = {"l1_reg": l1_reg, "group_lasso": group_lasso}
+    row_penalties = _read_row_penalties(row_options, constrained)
+    has_row_penalties = any(row_penalties)
+    if has_row_penalties:
+        _refuse_beside_row_penalties(
+            normalize_factors=normalize_factors,
+            sparsity_coefficients=sparsity_coefficients,
+            smoothness=smoothness,
+        )
 
     # Begin.
     with span("start"):
         model = _start(data, num_components, init, svd, random_state)
-    constrained = _find_non_negative(nn_modes, sparsity_coefficients)
     # The line search compares errors alone, not what penalties add to them.
-    is_penalised = sparsity_coefficients is not None or any(strengths)
+    is_penalised = sparsity_coefficients is not None or any(strengths) or has_row_penalties
     search = None
     if linesearch and not is_penalised:
         search = LineSearch(verbose)
@@ -167,11 +214,12 @@ def parafac2(
         constrained=constrained,
         penalties=spread_penalties(sparsity_coefficients, 3, constrained),
         smoothness=strengths,
+        row_penalties=row_penalties,
         normalize_factors=normalize_factors,
         search=search,
         state=find_state(init),
     )
-    return Run(
+    result = Run(
         sweep=sweep,
         tensor=data,
         n_iter_max=n_iter_max,
@@ -181,6 +229,9 @@ def parafac2(
         return_errors=return_errors,
         finish=sweep.make_result,
     ).iterate()
+    if has_row_penalties:
+        warn_if_zero("parafac2", model.factors[2], row_options)
+    return result
 
 
 def _find_non_negative(nn_modes: Any, sparsity_coefficients: Any) -> set[int]:
@@ -191,6 +242,37 @@ def _find_non_negative(nn_modes: Any, sparsity_coefficients: Any) -> set[int]:
     if 1 in constrained:
         warn("nn_modes has mode 1: B will be non-negative, but not P_k B")
     return constrained
+
+
+def _read_row_penalties(
+    options: Mapping[str, Any], constrained: set[int]
+) -> list[RowPenalty | None]:
+    """Return the penalty of the rows of each mode; refuse one of B, or that no solver has."""
+    penalties = read_row_penalties(options, 3)
+    given = {name: strength for name, strength in options.items() if strength is not None}
+    if penalties[1] is not None:
+        raise ValueError(
+            f"{given} has mode 1, expected modes 0 or 2, as in l1_reg={{2: 0.1}}: slices have the "
+            "factors P_k B, and zeros of B are none of theirs"
+        )
+    for mode in constrained:
+        penalty = penalties[mode]
+        if penalty is not None and penalty.operator is not Operator.L1:
+            raise ValueError(
+                f"group_lasso has mode {mode} of nn_modes, expected modes that may be negative: "
+                "pass l1_reg for it, or leave it out of nn_modes"
+            )
+    return penalties
+
+
+def _refuse_beside_row_penalties(**options: Any) -> None:
+    """Refuse what would change an objective with penalties of rows, or penalise in other ways."""
+    for name, option in options.items():
+        if option is not None and option is not False:
+            raise ValueError(
+                f"{name} is {option!r}, expected its default with l1_reg or group_lasso, whose "
+                "objective has no place for it: leave one of them out"
+            )
 
 
 def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> RunModel:
@@ -293,6 +375,7 @@ class Parafac2Sweep(Sweep):
         constrained: set[int],  # the non-negative modes
         penalties: list[float | None],  # of each mode, on the sum of the factor's elements
         smoothness: list[float],  # of each mode
+        row_penalties: list[RowPenalty | None],  # of each mode; with any, other modes have a ridge
         normalize_factors: bool,
         search: LineSearch | None,
         state: Mapping[str, np.ndarray],  # of a checkpoint; else empty
@@ -304,6 +387,8 @@ class Parafac2Sweep(Sweep):
         self._constrained = constrained
         self._penalties = penalties
         self._smoothness = smoothness
+        self._row_penalties = row_penalties
+        self._has_row_penalties = any(row_penalties)
         self._normalize_factors = normalize_factors
         self._search = search
         if "imputed" in state:
@@ -331,22 +416,32 @@ class Parafac2Sweep(Sweep):
         return error
 
     def _update_factors(self, factors: Sequence[Array]) -> list[Array]:
-        """Update each factor by least squares, or one sweep of HALS, `n_iter_parafac` times."""
+        """Update each factor, `n_iter_parafac` times."""
         updated = list(factors)
         for mode in self._n_iter_parafac * (0, 1, 2):
             product = self._data.mttkrp(None, updated, mode)
-            strength = self._smoothness[mode]
             longer = add_differences(updated, self._smoothness, mode)
             gram = multiply_grams(None, longer, skip=mode)
-            if mode in self._constrained:
-                updated[mode] = improve(
-                    product, gram, updated[mode], self._penalties[mode], smoothness=strength
-                )
-            else:
-                updated[mode] = solve(gram, smooth(product, strength).T).T
-            # At once: where a column is zero but for rounding, the next one may overflow.
-            updated = _balance(updated)
+            updated[mode] = self._update_factor(updated[mode], product, gram, mode)
+            if not self._has_row_penalties:  # which a change of scales would change
+                # At once: where a column is zero but for rounding, the next one may overflow.
+                updated = _balance(updated)
         return updated
+
+    def _update_factor(self, factor: Array, product: Array, gram: Array, mode: int) -> Array:
+        """Return a factor updated by least squares, one sweep of HALS, or steps of ADMM."""
+        strength = self._smoothness[mode]
+        row_penalty = self._row_penalties[mode]
+        if self._has_row_penalties and row_penalty is None:
+            gram = add_ridge(gram)
+        if mode in self._constrained:
+            sparsity = self._penalties[mode]
+            if row_penalty is not None:
+                sparsity = row_penalty.strength
+            return improve(product, gram, factor, sparsity, smoothness=strength)
+        if row_penalty is not None:
+            return update_rows(row_penalty, factor, product, gram)
+        return solve(gram, smooth(product, strength).T).T
 
     def _extrapolate(
         self, search: LineSearch, iteration: int, before: list[Array], after: list[Array]

@@ -11,6 +11,7 @@ from ..loop.masks import copy_mask
 from ..loop.shared_factors import SHARING, read_groups
 from ..loop.smoothness import read_smoothness
 from .non_negative_parafac_hals import find_constrained
+from .row_penalties import name_row_penalties
 
 #: Decompositions whose factors are all non-negative, whatever their options.
 _NON_NEGATIVE = ("non_negative_parafac", "non_negative_tucker", "non_negative_tucker_hals")
@@ -99,6 +100,9 @@ def _list_constraints(
         for mode, strength in enumerate(read_smoothness(options.get("smoothness"), ndim)):
             if strength:
                 constraints[mode]["smoothness"] = float(strength)
+    if function in ("tucker", "parafac2"):
+        for mode, strengths in enumerate(name_row_penalties(function, options, ndim)):
+            constraints[mode] |= strengths
     coefficients = options.get("sparsity_coefficients")
     for mode, penalty in enumerate(spread_numbers(coefficients, ndim, "sparsity_coefficients")):
         if penalty:

@@ -21,7 +21,7 @@ from ..loop.whole_tensor import WholeTensor
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.tensor import FlycooTensor, check_has_nonzeros
 from .parafac import parafac
-from .tucker import make_tucker_tensor
+from .tucker_sweep import make_tucker_tensor
 
 #: A step that raises the loss is halved so often, at most.
 _MAX_HALVINGS = 20

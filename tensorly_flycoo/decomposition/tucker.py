@@ -7,7 +7,7 @@ from typing import Any, final
 import tensorly as tl
 from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
 
-from ..base.array_modules import Array, array_module
+from ..base.array_modules import Array
 from ..engines.tall import transposed_product
 from ..io.checkpoint import Resumed
 from ..loop.guarding import describe_as, require_flycoo_backend, tensorly_loop
@@ -16,10 +16,12 @@ from ..loop.ranks import find_tucker_rank
 from ..loop.run import Callback, Run, RunModel, Sweep
 from ..loop.starting import restore
 from ..loop.stopping import Converged
-from ..ops.cp_entries import choose_block_size
 from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .parafac import parafac
+from .penalized_tucker import PenalizedTucker
+from .row_penalties import RowPenalty, RowStrengths, read_row_penalties, warn_if_zero
+from .tucker_sweep import fill_missing, make_tucker_tensor, start_masked
 
 
 @describe_as(parafac)
@@ -36,10 +38,16 @@ def tucker(
     mask: Mask = None,
     verbose: bool = False,
     callback: Callback | None = None,
+    l1_reg: RowStrengths = None,
+    group_lasso: RowStrengths = None,
 ) -> Any:
-    """Decompose a sparse tensor by higher-order orthogonal iteration (Tucker).
+    r"""Decompose a sparse tensor by higher-order orthogonal iteration (Tucker).
 
-    This runs TensorLy's own iterations, and needs its backend "flycoo".
+    This runs TensorLy's own iterations, and needs its backend "flycoo". With penalties it minimises
+
+    .. math:: \tfrac12 \|x - m\|^2 + \|G\|^2 + \sum_n s_n \, p_n(A_n)
+
+    for the core G, and for factors :math:`A_n` that have a penalty, or else orthonormal columns.
 
     Parameters
     ----------
@@ -52,6 +60,11 @@ def tucker(
         The initial guess, in the dtype of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
     random_state : int or numpy.random.RandomState, optional
+    l1_reg, group_lasso : float, sequence of float, or dict of int to float, optional
+        Strengths of penalties, one for a mode: the sum of the absolute values of the factor's
+        elements, or of the norms of its rows, so that whole rows become zero. The core's penalty
+        keeps it from growing while factors shrink; another weight would only change the unit of the
+        strengths. Only for sparse tensors.
 
     Returns
     -------
@@ -71,14 +84,25 @@ def tucker(
         If a rank is no integer, such as a fraction.
     ValueError
         If a rank is below 1, their number is not that of the modes, `init` is unknown or does not
-        match, `fixed_factors` comes with `callback` or a mask, or a checkpoint is of another
-        tensor.
+        match, `fixed_factors` comes with `callback`, a mask or penalties, or a checkpoint is of
+        another tensor; if a strength is negative, a mode has two penalties, or a mode without any
+        has fewer indices than its rank.
+
+    Warns
+    -----
+    UserWarning
+        If the core is zero: a penalty was too strong.
 
     Notes
     -----
     One chain of products with the factors per mode and iteration, and one for the core (`ttmc`).
     With a mask, whose missing entries are listed, each iteration imputes them first, as TensorLy's
     does, and in slabs plans the tensor anew; ``init="random"`` may find a better model.
+
+    With penalties all rows of a factor take ten steps of ADMM in one pass, as those of
+    `constrained_parafac` do; an orthonormal factor becomes the polar factor of its targets, and the
+    core the best one after each of them. The objective never rises by more than rounding; the
+    error, which decides when to stop, may.
 
     References
     ----------
@@ -93,18 +117,29 @@ def tucker(
     ...     core, factors = tucker(x, [2, 3, 4], n_iter_max=5)
     >>> core.shape
     (2, 3, 4)
+
+    Few elements of the last factor differ from zero:
+
+    >>> with tl.backend_context("flycoo"):
+    ...     core, factors = tucker(x, [2, 3, 4], l1_reg={2: 0.5})
+    >>> bool((factors[2] == 0).mean() > 0.5)
+    True
     """
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
     # With fixed factors, ranks may be those of the other modes alone.
     num_ranks = None if fixed_factors else x.ndim
     ranks = find_tucker_rank(x, rank, num_ranks)
+    strengths = {"l1_reg": l1_reg, "group_lasso": group_lasso}
+    penalties = read_row_penalties(strengths, x.ndim)
+    is_penalized = any(penalties)
     missing = None if mask is None else find_missing(tensor, mask, lists=True)
     if isinstance(init, tuple | list | TuckerTensor) and not isinstance(init, Resumed):
         init = _copy_guess(init)
 
     # TensorLy's own loop, if it can do all that is asked for.
-    if callback is None and not isinstance(init, Resumed) and missing is None:
+    is_plain = callback is None and not isinstance(init, Resumed) and missing is None
+    if is_plain and not is_penalized:
         return tensorly_loop("tucker")(
             x,
             ranks,
@@ -119,24 +154,31 @@ def tucker(
         )
     if fixed_factors:
         raise ValueError(
-            f"fixed_factors is {fixed_factors!r}, expected None together with callback=, mask= or "
-            "a checkpoint: leave one of them out"
+            f"fixed_factors is {fixed_factors!r}, expected None together with callback=, mask=, "
+            "penalties or a checkpoint: leave one of them out"
         )
 
-    # TensorLy's iterations, one at a time.
+    # TensorLy's iterations, one at a time, or those with penalties.
     sizes = _list_ranks(x, ranks)
+    _check_orthonormal(x, sizes, penalties)
     iterate = functools.partial(
         tensorly_loop("partial_tucker"), rank=sizes, svd=svd, random_state=random_state
     )
-    if isinstance(init, Resumed):
+    is_resumed = isinstance(init, Resumed)
+    if is_resumed:
         model = restore(init, x, tuple(sizes), "tucker", x.dtype)
     else:
         if missing is not None and isinstance(init, str) and init == "svd":
             init = start_masked(missing, sizes)
         (core, factors), _ = iterate(x, n_iter_max=0, init=init)
         model = RunModel(core, list(factors))  # not the caller's list
-    return Run(
-        sweep=TensorlyTucker(iterate, model, x, missing),
+    sweep: Sweep
+    if is_penalized:
+        sweep = PenalizedTucker(model, x, missing, penalties, is_resumed)
+    else:
+        sweep = TensorlyTucker(iterate, model, x, missing)
+    result = Run(
+        sweep=sweep,
         tensor=x,
         n_iter_max=n_iter_max,
         stop=Converged(tol, num_skipped=1),  # as in TensorLy
@@ -144,6 +186,23 @@ def tucker(
         verbose=verbose,
         return_errors=return_errors,
     ).iterate()
+    if is_penalized:
+        warn_if_zero("tucker", model.weights, strengths)
+    return result
+
+
+def _check_orthonormal(
+    x: FlycooTensor, ranks: Sequence[int], penalties: Sequence[RowPenalty | None]
+) -> None:
+    """Refuse more columns than rows where a factor without a penalty is to be orthonormal."""
+    if not any(penalties):
+        return
+    for mode, (size, rank, penalty) in enumerate(zip(x.shape, ranks, penalties, strict=True)):
+        if penalty is None and rank > size:
+            raise ValueError(
+                f"rank is {rank} in mode {mode}, expected at most {size}, its size: its factor has "
+                "no penalty and so orthonormal columns; pass a lower rank, or a penalty for it"
+            )
 
 
 def _list_ranks(x: FlycooTensor, ranks: int | Sequence[int] | str | None) -> list[int]:
@@ -166,44 +225,6 @@ def _copy_guess(init: Any) -> Any:
         return init
     core, factors = init
     return core, list(factors)
-
-
-def start_masked(missing: MissingEntries, ranks: Sequence[int]) -> tuple[Array, list[Array]]:
-    """Make TensorLy's start by singular vectors, which impute missing entries five times."""
-    factors = []
-    for mode, rank in enumerate(ranks):
-        left, *_ = missing.unfold_imputed(mode, rank, 5).svd(rank)
-        factors.append(left)
-    return tl.tenalg.multi_mode_dot(missing.tensor, factors, transpose=True), factors
-
-
-def evaluate_tucker(coords: Array, core: Array, factors: Sequence[Array]) -> Array:
-    """Return the values of a model at coords (ndim, count): (count,)."""
-    values = array_module(core).empty(coords.shape[1], core.dtype)
-    block_size = choose_block_size(core, core.size)
-    for start in range(0, values.size, block_size):
-        block = coords[:, start : start + block_size]
-        first, *rest = [factor[ids] for factor, ids in zip(factors, block, strict=True)]
-        product = first @ core.reshape(core.shape[0], -1)
-        for rows in rest:
-            product = (rows[:, :, None] * product.reshape(*rows.shape, -1)).sum(axis=1)
-        values[start : start + block_size] = product[:, 0]
-    return values
-
-
-def fill_missing(x: FlycooTensor, missing: MissingEntries | None, model: RunModel) -> FlycooTensor:
-    """Return the tensor with the values of the model at its missing entries.
-
-    An iteration begins with it: expectation maximisation.
-    """
-    if missing is None:
-        return x
-    return missing.fill(evaluate_tucker(missing.coords, model.weights, model.factors))
-
-
-def make_tucker_tensor(model: RunModel) -> TuckerTensor:
-    """Make a TensorLy TuckerTensor with a list of factors of its own."""
-    return TuckerTensor((model.weights, list(model.factors)))
 
 
 @final

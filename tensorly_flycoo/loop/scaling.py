@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.array_modules import Array, array_module, has_true
+from ..base.checks import read_strengths
 from ..base.fit_record import attach, find_record
 from ..base.value_dtypes import VALUE_DTYPES
 from ..io.checkpoint import Resumed, digests, find_digest
@@ -28,6 +29,9 @@ from .shared_factors import read_groups
 #: absolute constants; and for conjugate gradients in float32, whose steps have higher powers.
 _NON_NEGATIVE = (-4, 16)
 _OBSERVED = (-8, 8)
+
+#: Options that penalise rows of Tucker and PARAFAC2 factors.
+_ROW_PENALTIES = ("l1_reg", "group_lasso")
 
 
 class Scaling(NamedTuple):
@@ -211,6 +215,8 @@ def _shift_coefficients(options: dict[str, Any], name: str, exponent: int) -> No
     coefficients = options.get(name)
     if isinstance(coefficients, float | int | np.number):
         options[name] = shift(coefficients)
+    elif isinstance(coefficients, Mapping):
+        options[name] = {mode: shift(number) for mode, number in coefficients.items()}
     elif coefficients is not None:
         options[name] = [shift(coefficient) for coefficient in coefficients]
 
@@ -285,9 +291,29 @@ def _scale_rescal(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
     return Scaling(shares, share, has_core=True)
 
 
+def _scale_parafac2(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
+    """Scale as `_scale_cp` does; with penalties of rows, so that ridges keep their weight.
+
+    The squares of the other factors then grow as the squared residual does, and the penalised ones
+    take what is left.
+    """
+    penalties = [read_strengths(options.get(name), ndim, name) for name in _ROW_PENALTIES]
+    is_penalized = np.any(penalties, axis=0)
+    num_penalized = int(is_penalized.sum())
+    if num_penalized == 0:
+        return _scale_cp(options, ndim, exponent)
+    num_ridges = ndim - num_penalized
+    share = (1 - num_ridges) * exponent // num_penalized
+    for name in _ROW_PENALTIES:
+        _shift_coefficients(options, name, share - 2 * exponent)
+    shares = np.where(is_penalized, share, exponent)
+    return Scaling(shares.tolist(), 0)
+
+
 def _scale_core(options: dict[str, Any], ndim: int, exponent: int) -> Scaling:
     """Scale the core alone."""
-    _shift_coefficients(options, "sparsity_coefficients", -2 * exponent)
+    for name in ("sparsity_coefficients", *_ROW_PENALTIES):
+        _shift_coefficients(options, name, -2 * exponent)
     _shift_coefficients(options, "core_sparsity_coefficient", -exponent)
     return Scaling([0] * ndim, exponent, has_core=True)
 
@@ -301,7 +327,7 @@ _RULES: dict[str, tuple[Callable[..., Scaling | None], tuple[int, int] | None]] 
     "non_negative_tucker_hals": (_scale_core, _NON_NEGATIVE),
     "observed_parafac": (_scale_observed, _OBSERVED),
     "parafac": (_scale_cp, None),
-    "parafac2": (_scale_cp, None),
+    "parafac2": (_scale_parafac2, None),
     "shared_parafac": (_scale_shared, None),
     "shared_tucker": (_scale_rescal, None),
     "tucker": (_scale_core, None),

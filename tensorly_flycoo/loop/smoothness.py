@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array, array_module, move
-from ..base.checks import check_modes, spread_numbers
+from ..base.checks import read_strengths
 from ..spread.row_shards import RowShards, gather
 
 #: The option: one strength for all modes, one per mode, or a dict for some modes.
@@ -37,14 +37,7 @@ def read_smoothness(option: Any, ndim: int, linesearch: bool | str = False) -> l
     >>> read_smoothness({2: 10}, 3)
     [0.0, 0.0, 10.0]
     """
-    if option is None:
-        return [0.0] * ndim
-    numbers = option
-    if isinstance(option, Mapping):
-        check_modes(option, ndim, "smoothness")
-        numbers = [option.get(mode) for mode in range(ndim)]
-    numbers_by_mode = spread_numbers(numbers, ndim, "smoothness")
-    strengths = [float(number or 0) for number in numbers_by_mode]
+    strengths = read_strengths(option, ndim, "smoothness")
     largest = max(strengths)
     if largest > _MOST:
         raise ValueError(f"smoothness is {largest:g}, expected at most {_MOST:g}")

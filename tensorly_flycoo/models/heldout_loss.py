@@ -11,7 +11,7 @@ from tensorly.tucker_tensor import TuckerTensor
 from ..base.array_modules import Array, move
 from ..base.checks import num_cells
 from ..decomposition.methods import Method
-from ..decomposition.tucker import evaluate_tucker
+from ..decomposition.tucker_sweep import evaluate_tucker
 from ..loop.holding_out import count_share, hold_out
 from ..loop.losses import find_exact
 from ..loop.masks import MissingEntries

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Parameters that take modes: of decompositions, and of functions of TensorLy.
 _MODE_OPTIONS = ("mode", "modes", "fixed_modes", "fixed_factors", "nn_modes")
 
+#: Options that may be dicts of strengths by mode.
+_STRENGTH_OPTIONS = ("smoothness", "l1_reg", "group_lasso")
+
 _REDUCTIONS = ("sum", "mean", "max", "min")
 
 #: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
@@ -175,16 +178,17 @@ def number_modes(x: Any, modes: Any) -> Any:
 
 
 def _number_options(x: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with modes of `x` by number; `smoothness` may have a strength for each."""
+    """Return options with modes of `x` by number, also those that have a strength for each mode."""
     numbered = dict(options)
     for name in _MODE_OPTIONS:
         if name in options:
             numbered[name] = number_modes(x, options[name])
-    smoothness = options.get("smoothness")
-    if isinstance(smoothness, dict):
-        numbered["smoothness"] = {
-            number_modes(x, mode): strength for mode, strength in smoothness.items()
-        }
+    for name in _STRENGTH_OPTIONS:
+        strengths = options.get(name)
+        if isinstance(strengths, dict):
+            numbered[name] = {
+                number_modes(x, mode): strength for mode, strength in strengths.items()
+            }
     return numbered
 
 

@@ -89,7 +89,7 @@ FREE = {
     **dict.fromkeys(("tol", "tol_inner", "tol_outer"), (-7, 2.5)),
     **dict.fromkeys(("fixed_modes", "fixed_factors", "nn_modes", "sparsity"), ([],)),
     **dict.fromkeys(("l2_reg", "core_sparsity_coefficient", "sparsity_coefficients"), (2.5,)),
-    "smoothness": (2.5,),
+    **dict.fromkeys(("smoothness", "l1_reg", "group_lasso"), (2.5,)),
     ("observed_parafac", "unobserved"): [],
     ("coupled_parafac", "block_weights"): [2.5],
     "every_minutes": [2.5],

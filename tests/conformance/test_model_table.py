@@ -234,6 +234,8 @@ def expect_slices(kind, beside, has_confidence):
         words.append(" has shape (6, 5), expected three modes")
     if kind.mask and beside.known is None:
         words.append("mask is ")
+    if 0 in kind.constrained:
+        words.append("cp_tensor has the constraint or penalty ")
     if words:
         return Refusal(*words)
 

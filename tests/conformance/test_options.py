@@ -151,6 +151,8 @@ OPTIONS = {
             "sparsity_coefficients", 0.3, nn_modes=[2], normalize_factors=True
         ),
         "smoothness": acts("smoothness", {0: 2.0}),
+        "l1_reg": acts("l1_reg", {2: 0.1}),
+        "group_lasso": acts("group_lasso", {0: 0.1}),
     },
     "shared_parafac": _LOOP | {
         "modes": None,  # of one size: tests/unit/decomposition/test_shared_parafac.py
@@ -165,6 +167,8 @@ OPTIONS = {
         "init": acts("init", "svd", n_iter_max=1),
         "fixed_factors": acts("fixed_factors", [1], init=_TUCKER, callback=None),
         "mask": acts("mask", MASK),
+        "l1_reg": acts("l1_reg", 0.1),
+        "group_lasso": acts("group_lasso", {0: 0.1}),
     },
 }  # fmt: skip
 

@@ -92,6 +92,15 @@ def test_callbacks_and_checkpoints(name, tmp_path):
         decompose(make(X, "float64"), **options)
 
 
+def multiply_strengths(strengths, factor):
+    """Multiply one strength, or all of a list or dict, in which some may be None."""
+    if isinstance(strengths, dict):
+        return {mode: strength * factor for mode, strength in strengths.items()}
+    if isinstance(strengths, list):
+        return [strength and strength * factor for strength in strengths]
+    return strengths * factor
+
+
 @pytest.mark.parametrize(
     ("name", "option", "power"),
     [
@@ -100,6 +109,8 @@ def test_callbacks_and_checkpoints(name, tmp_path):
         ("non_negative_parafac_hals", {"sparsity_coefficients": [0.1, None, 0.2]}, 5 / 3),
         ("non_negative_tucker_hals", {"core_sparsity_coefficient": 0.1, "rank": [2, 2, 2]}, 1),
         ("non_negative_tucker_hals", {"sparsity_coefficients": 0.1, "rank": [2, 2, 2]}, 2),
+        ("tucker", {"l1_reg": {2: 0.1}, "rank": [2, 2, 2]}, 2),
+        ("tucker", {"group_lasso": 0.1, "rank": [2, 2, 2]}, 2),
     ],
 )
 @each_dtype
@@ -113,8 +124,7 @@ def test_coefficients_are_of_the_values_as_they_are(name, option, power, dtype):
     c = 2.0 ** (LARGEST[dtype][1] // 2)
     for key, value in option.items():
         if key != "rank":
-            values = [v and v * c**power for v in np.atleast_1d(value)]
-            options[key] = values if isinstance(value, list) else values[0]
+            options[key] = multiply_strengths(value, c**power)
     found, found_cells = run(name, c, dtype, options)
     np.testing.assert_allclose(found, errors, rtol=1e-5)
     np.testing.assert_allclose(found_cells, cells, rtol=1e-4, atol=1e-6)

@@ -194,7 +194,10 @@ def _list_kinds():
     yield Kind("shared", "shared_parafac", {"modes": []})
     yield Kind("parafac2", "parafac2")
     yield Kind("parafac2_masked", "parafac2", mask="cells")
+    # Modes without a penalty of their own have a ridge.
+    yield Kind("parafac2_rows", "parafac2", {"group_lasso": {2: 0.01}}, constrained=EVERY)
     yield Kind("tucker", "tucker")
+    yield Kind("tucker_rows", "tucker", {"l1_reg": {0: 0.01}}, constrained=(0,))
     yield Kind("tucker_masked", "tucker", mask="cells")
     yield Kind("tucker_mu", "non_negative_tucker", non_negative=EVERY)
     yield Kind("tucker_mu_masked", "non_negative_tucker", mask="cells", non_negative=EVERY)

@@ -38,8 +38,15 @@ ADDED = {
     "non_negative_parafac": ["callback", "linesearch"],
     "non_negative_parafac_hals": ["callback", "linesearch", "smoothness"],
     "parafac": ["smoothness"],
-    "parafac2": ["center", "sparsity_coefficients", "callback", "smoothness"],
-    "tucker": ["callback"],
+    "parafac2": [
+        "center",
+        "sparsity_coefficients",
+        "callback",
+        "smoothness",
+        "l1_reg",
+        "group_lasso",
+    ],
+    "tucker": ["callback", "l1_reg", "group_lasso"],
     "non_negative_tucker": ["callback", "mask"],
     "non_negative_tucker_hals": ["callback", "linesearch"],
 }
