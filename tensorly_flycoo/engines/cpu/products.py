@@ -17,7 +17,7 @@ from . import threads
 from .compiling import allocating_kernel, inlined, kernel
 from .mttkrp import add_product, count_lanes, fill_row, new_row_of_zeros, store_row
 from .narrow_rows import Rounding, find_largest, round_some
-from .records import list_places, make_readable, place_of
+from .records import allocate_lines, list_places, make_readable, place_of
 from .subnormals import begin_flushing, end_flushing
 from .vectors import VECTOR_NBYTES, fused, load, multiply_block, spread, store
 
@@ -63,9 +63,9 @@ def solve_rows(rows: Array, inverse: Array) -> tuple[Array, Array, float]:
     Returns y, in the dtype of `rows`; ``y.T @ y``, the same to the bit as by `multiply_transposed`;
     and the inner product of `rows` and y. So rows are read from memory once, and y is only written.
     """
-    y = np.empty(rows.shape, rows.dtype)
-    *gram_rows, products = _run(make_readable(rows), inverse, y, y, y.shape[1] + 1)
-    return y, np.stack(gram_rows).astype(y.dtype), float(products.sum())
+    y = allocate_lines(rows.shape, rows.dtype)
+    sums = _run(make_readable(rows), inverse, y, y, y.shape[1] + 1)
+    return y, *_split_sums(sums, y.dtype)
 
 
 def solve_and_round(rows: Array, inverse: Array) -> tuple[Array, Array, float, NarrowRows]:
@@ -73,7 +73,7 @@ def solve_and_round(rows: Array, inverse: Array) -> tuple[Array, Array, float, N
 
     They, and y, are what `find_scales` and `round_rows` make of the y of `solve_rows`.
     """
-    y = np.empty(rows.shape, rows.dtype)
+    y = allocate_lines(rows.shape, rows.dtype)
     rows = make_readable(rows)
     num_sums = y.shape[1] + 1
     _, num_blocks = _choose_blocks(y)
@@ -90,9 +90,12 @@ def solve_and_round(rows: Array, inverse: Array) -> tuple[Array, Array, float, N
         scales = rounding.choose_scales()
         rounding = Rounding.begin(y, num_blocks, scales)
         sums = _run(rows, inverse[:0], y, y, num_sums, rounding)
-    *gram_rows, products = sums
-    gram = np.stack(gram_rows).astype(y.dtype)
-    return y, gram, float(products.sum()), NarrowRows(rounding.rows, scales)
+    return y, *_split_sums(sums, y.dtype), NarrowRows(rounding.rows, scales)
+
+
+def _split_sums(sums: Array, dtype: np.dtype) -> tuple[Array, float]:
+    """Return the Gram matrix and the inner product whose sums a pass has found, (R + 1, R)."""
+    return sums[:-1].astype(dtype), float(sums[-1].sum())
 
 
 def _choose_blocks(rows: Array) -> tuple[int, int]:
@@ -126,13 +129,19 @@ def _run(
         exact_matrix,
         left,
         right,
-        rounding or Rounding.begin(right, num_blocks=0),
+        rounding or _make_no_rounding(right.shape[1], right.dtype),
         sums,
         (0,) * count_lanes(exact_matrix, VECTOR_NBYTES),
         (0,) * count_lanes(right, VECTOR_NBYTES),
         work_ns=right.size * (matrix.shape[0] + num_sums) / 8,
     )
     return sums.sum(axis=0)
+
+
+@functools.cache
+def _make_no_rounding(rank: int, dtype: np.dtype) -> Rounding:
+    """Return what a pass takes that does not round; nobody writes to it."""
+    return Rounding.begin(np.empty((0, rank), dtype), num_blocks=0)
 
 
 @allocating_kernel
@@ -265,7 +274,7 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int], rows: Array | No
         outer = make_readable(factors[n])
         inner = make_readable(combined)
         num_bits = bits[n]
-        combined = np.empty((len(outer) << num_bits, outer.shape[1]), outer.dtype)
+        combined = allocate_lines((len(outer) << num_bits, outer.shape[1]), outer.dtype)
         is_last = n == 0
         wanted_rows = list_places(rows if is_last else None, len(combined))
         count = wanted_rows.size or len(combined)

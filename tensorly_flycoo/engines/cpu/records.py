@@ -193,12 +193,16 @@ def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
     return types.void(records, position), generate
 
 
+class _Memory(np.ndarray):
+    """Bytes that an array is made of. NumPy's views have that array as their base, not these."""
+
+
 def allocate_lines(shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """Allocate an array that begins at a cache line; NumPy aligns to 16 bytes only."""
     nbytes = math.prod(shape) * dtype.itemsize
-    memory = np.empty(nbytes + CACHE_LINE_NBYTES, np.uint8)
+    memory = _Memory(nbytes + CACHE_LINE_NBYTES, np.uint8)
     start = -memory.__array_interface__["data"][0] % CACHE_LINE_NBYTES
-    return memory[start : start + nbytes].view(dtype).reshape(shape)
+    return np.ndarray(shape, dtype, memory, start)
 
 
 def make_readable(matrix: Array) -> Array:
