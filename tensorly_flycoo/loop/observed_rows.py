@@ -5,6 +5,7 @@ can solve it: an iteration needs speed. Where systems may be singular, and where
 are to be exact and not only improved, `row_systems` solves them by eigenvectors.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,15 @@ class RowPlan:
                 classes.append((width, members))
         ends = xp.cumsum(counts)
         return cls(xp.argsort(rows, kind="stable"), ends - counts, ends, classes)
+
+    def restrict(self, rows: Array | slice) -> Self:
+        """Return the plan of some rows alone; all others are without nonzeros in its classes."""
+        if isinstance(rows, slice):  # all of them
+            return self
+        is_kept = array_module(self.starts).zeros(self.starts.size, bool)
+        is_kept[rows] = True
+        classes = [(width, members[is_kept[members]]) for width, members in self.classes]
+        return dataclasses.replace(self, classes=classes)
 
     def find_empty(self) -> Array:
         """Return the rows without nonzeros."""
