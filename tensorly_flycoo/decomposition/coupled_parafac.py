@@ -370,7 +370,7 @@ class CoupledSweep(Sweep):
     def _group_cells(self, mode: int) -> CellsOfMode:
         """Group the known cells of blocks with unknown ones by their row in a mode."""
         known = {b: self._known[b] for b in self._list_known(mode)}
-        return CellsOfMode(known, mode, self.model.factors[mode].shape[0])
+        return CellsOfMode(known, mode, [len(factor) for factor in self.model.factors])
 
     def _group_rows(self, mode: int) -> list[tuple[Any, list[int]]]:
         """Divide the rows of a mode by the blocks that know all of their cells."""
@@ -569,7 +569,7 @@ class CoupledSweep(Sweep):
         lengths = np.sqrt(xp.where(squares > 0, squares, 1))
         roots = {b: self._blocks[b].weight ** 0.5 for b in self._list_known(mode)}
         scales = {b: root * weights[b] / lengths for b, root in roots.items()}
-        listed = cells.list(self.model.factors, scales, roots)
+        listed = cells.list_cells(self.model.factors, scales, roots)
         added = None
         if self._list_whole(mode):
             added = target / lengths

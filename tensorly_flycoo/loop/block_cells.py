@@ -14,7 +14,7 @@ from ..base.array_modules import Array, array_module
 from ..engines.tall import transposed_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from .cp_model import multiply_all
-from .observed_rows import ListedCells, RowPlan
+from .observed_rows import ListedCells, RowPlan, list_cells
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,6 @@ class BlockCells:
     def find_rows(self, mode: int) -> Array:
         """Return the row of each cell in a mode of the model."""
         return self.coords[self.modes.index(mode)]
-
-    def multiply_rows(
-        self, places: Array | slice, factors: Sequence[Array], skip: int | None = None
-    ) -> Array:
-        """Multiply the rows of the model's factors at some cells, but those of a mode to skip."""
-        rows = [
-            factors[mode][ids[places]]
-            for mode, ids in zip(self.modes, self.coords, strict=True)
-            if mode != skip
-        ]
-        return multiply_all(rows)
 
     def compare(self, weights: Array, factors: Sequence[Array]) -> tuple[float, float]:
         """Return the squared error of a model here, and the square of its values, in float64."""
@@ -59,56 +48,81 @@ class BlockCells:
         step = choose_block_size(self.values, rank)
         for start in range(0, self.values.size, step):
             block = slice(start, start + step)
-            components = self.multiply_rows(block, factors).astype(np.float64)
+            rows = [factors[n][ids[block]] for n, ids in zip(self.modes, self.coords, strict=True)]
+            components = multiply_all(rows).astype(np.float64)
             gram += transposed_product(components, components)
             inner += self.values[block] @ components
         return gram, inner
 
 
 class CellsOfMode:
-    """The known cells of all blocks that have a mode, grouped by their row in it."""
+    """The known cells of all blocks that have a mode, grouped by their row in it.
 
-    def __init__(self, blocks: Mapping[int, BlockCells], mode: int, num_rows: int) -> None:
-        self.mode = mode
+    They are cells of one CP model: its factors are those of the blocks, one below the other, with a
+    row of ones for a block that has fewer modes than others.
+    """
+
+    def __init__(self, blocks: Mapping[int, BlockCells], mode: int, sizes: Sequence[int]) -> None:
         self._blocks = blocks  # by the number of the block
-        some_values = next(iter(blocks.values())).values
-        self._xp = array_module(some_values)
-        rows = [block.find_rows(mode) for block in blocks.values()]
-        self._rows = self._xp.concatenate(rows)
-        self.plan = RowPlan.of(self._rows, num_rows)
+        # By block, its other modes; None where it has fewer than others.
+        depth = max(len(block.modes) for block in blocks.values()) - 1
+        self._others: dict[int, list[int | None]] = {}
+        for b, block in blocks.items():
+            others = [n for n in block.modes if n != mode]
+            self._others[b] = others + [None] * (depth - len(others))
+        self._coords = [_join([block.find_rows(mode) for block in blocks.values()])]
+        for place in range(depth):
+            self._coords.append(self._stack_rows(place, sizes))
+        self.plan = RowPlan.of(self._coords[0], sizes[mode])
 
-    def list(
+    def _stack_rows(self, place: int, sizes: Sequence[int]) -> Array:
+        """Return the row of each cell in the factors at a place, one below the other."""
+        parts = []
+        start = 0
+        for b, block in self._blocks.items():
+            mode = self._others[b][place]
+            if mode is None:
+                rows = array_module(block.coords).zeros_like(block.coords[0])
+                size = 1
+            else:
+                rows = block.find_rows(mode)
+                size = sizes[mode]
+            parts.append(rows + start if start else rows)
+            start += size
+        return _join(parts)
+
+    def list_cells(
         self, factors: Sequence[Array], scales: Mapping[int, Array], roots: Mapping[int, float]
     ) -> ListedCells:
         """List the cells for fitting the rows of the mode, with all other factors fixed.
 
         A block's components are multiplied by its `scales` (R,), and its values by its root.
         """
-        exact = [factor.astype(np.float64, copy=False) for factor in factors]
-        targets = self._xp.concatenate(
-            [block.values * roots[b] for b, block in self._blocks.items()]
-        )
+        targets = _join([block.values * roots[b] for b, block in self._blocks.items()])
+        stacked = [
+            self._stack_factors(place, factors, scales) for place in range(len(self._coords) - 1)
+        ]
+        return list_cells(self._coords, targets, [None, *stacked], 0)
 
-        def find_designs(places: Array) -> Array:
-            if len(self._blocks) == 1:
-                ((b, block),) = self._blocks.items()
-                return block.multiply_rows(places, exact, skip=self.mode) * scales[b]
-            return self._mix_designs(places, exact, scales)
-
-        return ListedCells(self._rows, find_designs, None, targets)
-
-    def _mix_designs(
-        self, places: Array, factors: Sequence[Array], scales: Mapping[int, Array]
+    def _stack_factors(
+        self, place: int, factors: Sequence[Array], scales: Mapping[int, Array]
     ) -> Array:
-        """Return the designs at places in a list of all blocks' cells, block after block."""
-        designs: Array = 0
-        start = 0
-        for b, block in self._blocks.items():
-            places_here = places - start
-            is_here = (places_here >= 0) & (places_here < block.values.size)
-            rows = block.multiply_rows(
-                self._xp.where(is_here, places_here, 0), factors, skip=self.mode
-            )
-            designs = designs + is_here[..., None] * rows * scales[b]
-            start += block.values.size
-        return designs
+        """Return the blocks' factors at a place in float64, one below the other."""
+        parts = []
+        for b, others in self._others.items():
+            mode = others[place]
+            if mode is None:
+                part = array_module(scales[b]).ones((1, scales[b].size))
+            else:
+                part = factors[mode].astype(np.float64, copy=False)
+            if place == 0:
+                part = part * scales[b]
+            parts.append(part)
+        return _join(parts)
+
+
+def _join(arrays: list[Array]) -> Array:
+    """Join arrays along their first axis; a single one is no copy."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return array_module(arrays[0]).concatenate(arrays)

@@ -130,7 +130,7 @@ class ListedCells:
 
 
 def list_cells(
-    coords: Array,
+    coords: Array | Sequence[Array],
     targets: Array,
     factors: Sequence[Array],
     mode: int,

@@ -169,7 +169,8 @@ def fold_in_coupled(
     if known:
         roots = {n: block_weights[numbers[n]] ** 0.5 for n in known}
         scales_of_blocks = {n: root * weights[numbers[n]] for n, root in roots.items()}
-        cells = CellsOfMode(known, index, num_rows).list(factors, scales_of_blocks, roots)
+        of_mode = CellsOfMode(known, index, [len(factor) for factor in factors])
+        cells = of_mode.list_cells(factors, scales_of_blocks, roots)
 
     # Rows that the same blocks know have one system, to which their cells add.
     users = [b for b, names in enumerate(model.blocks) if mode in names]
