@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from ..engines.tall import transposed_product
+from ..engines.tall import inner_product, transposed_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from .cp_model import multiply_all
 from .observed_rows import ListedCells, RowPlan, list_cells
@@ -34,7 +34,7 @@ class BlockCells:
         own = [factors[mode].astype(np.float64) for mode in self.modes]
         values = evaluate_model(self.coords, weights.astype(np.float64), own)
         residual = self.values - values
-        return float(residual @ residual), float(values @ values)
+        return float(inner_product(residual, residual)), float(inner_product(values, values))
 
     def sum_systems(self, factors: Sequence[Array]) -> tuple[Array, Array]:
         """Return the Gram matrix (R, R) of the components at the cells, and their inner products.
@@ -51,7 +51,7 @@ class BlockCells:
             rows = [factors[n][ids[block]] for n, ids in zip(self.modes, self.coords, strict=True)]
             components = multiply_all(rows).astype(np.float64)
             gram += transposed_product(components, components)
-            inner += self.values[block] @ components
+            inner += transposed_product(self.values[block][:, None], components)[0]
         return gram, inner
 
 
@@ -87,7 +87,9 @@ class CellsOfMode:
             else:
                 rows = block.find_rows(mode)
                 size = sizes[mode]
-            parts.append(rows + start if start else rows)
+            if start:
+                rows = rows + start
+            parts.append(rows)
             start += size
         return _join(parts)
 

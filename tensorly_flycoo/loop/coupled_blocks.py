@@ -54,13 +54,11 @@ class CoupledBlock:
 
     def list_known(self) -> BlockCells:
         """List the cells that are stored, by their rows in the model."""
-        stored_coords, values = self.data.tensor._sorted_nonzeros()
-        coords = [
-            self.places[axis][ids] if axis in self.places else ids
-            for axis, ids in enumerate(stored_coords)
-        ]
-        xp = array_module(values)
-        return BlockCells(self.modes, xp.stack(coords), values.astype(np.float64))
+        coords, values = self.data.tensor._sorted_nonzeros()
+        coords = list(coords)
+        for axis, rows in self.places.items():
+            coords[axis] = rows[coords[axis]]
+        return BlockCells(self.modes, array_module(values).stack(coords), values)
 
     def mttkrp(self, mode: int, factors: Sequence[Array]) -> Array:
         """Compute the MTTKRP of a mode of the model, with all its factors, in float64."""
