@@ -13,7 +13,7 @@ from ..base.array_modules import Array, array_module, move
 from ..base.checks import require
 from ..base.fit_record import ABSENT, FitRecord, attach
 from ..io import array_file
-from ..io.entries import find_places
+from ..loop.coupled_blocks import join_labels
 from ..tensor.labelled import Labels, take_labels
 from .fold_in import FoldInOptions, find_coupled_rows
 from .labelled_factors import NEED_PANDAS, LabelledFactors
@@ -198,7 +198,8 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         name = self.names[self._find_mode(mode)]
         new_rows, new_labels = self._find_rows(blocks, name, non_negative, l2_reg)
         old_labels = self.labels[name]
-        is_old = find_places(new_labels, old_labels) >= 0
+        all_labels, (_, places) = join_labels([old_labels, new_labels])
+        is_old = places < len(old_labels)
         if is_old.any():
             label = take_labels(new_labels, is_old)[0]
             raise ValueError(
@@ -206,8 +207,7 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
             )
         rows = array_module(new_rows).concatenate([self.factors[name], new_rows])
         factors = self.factors | {name: rows}
-        all_labels = self.labels | {name: np.concatenate([old_labels, new_labels])}
-        labels = Labels(all_labels, self.labels.ordered)
+        labels = Labels(self.labels | {name: all_labels}, self.labels.ordered)
         cp_tensors = make_cp_tensors(factors, self.blocks, self.weights, labels, self.absent)
         return dataclasses.replace(self, factors=factors, labels=labels, cp_tensors=cp_tensors)
 

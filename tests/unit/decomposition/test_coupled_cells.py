@@ -293,6 +293,18 @@ def test_films_are_recommended_by_their_genres():
         assert [*best] == [stars[:, film].argmax()]
 
 
+def test_new_labels_of_another_type():
+    """Numbers stay numbers beside a name."""
+    ratings = make_blocks("alone")[0].make_item()
+    numbered = LabelledTensor(ratings.tensor, ratings.labels | {"user": np.arange(12)}, "all")
+    model = coupled_parafac([numbered], 2, l2_reg=RIDGE, n_iter_max=2, random_state=0)
+    new = FlycooTensor([[0], [3]], [1.0], (1, SIZES["film"]))
+    longer = model.extend([(new, {"user": ["ann"], "film": LABELS["film"]})], "user")
+    assert [*longer.labels["user"]] == [*range(12), "ann"]
+    old, found = (of.cp_tensors[0] for of in (model, longer))
+    assert recommend(found, "user", [3], 2) == recommend(old, "user", [3], 2)
+
+
 # What a model knows
 
 
