@@ -18,6 +18,7 @@ EXAMPLES = {
     "pictures": ["--output", str(FOLDER)],
     "ratings": [],
     "recommending": [],
+    "cold_start": [],
     "communication": [str(FOLDER)],
     "coupling": [],
     "planes": [],

@@ -25,11 +25,13 @@ from ..engines.out_of_memory import attempt, check_room
 from ..engines.tall import column_norms, find_signs, solve_semidefinite, sum_columns
 from ..io.entries import find_places
 from ..loop.acceleration import Momentum
+from ..loop.block_cells import CellsOfMode
 from ..loop.coupled_blocks import CoupledBlock, CoupledBlocks, group_rows, read_blocks
 from ..loop.cp_model import multiply_all, multiply_grams
 from ..loop.guarding import check_iteration, check_options, describe_as
 from ..loop.hals import improve
 from ..loop.momentum import NESTEROV
+from ..loop.observed_rows import fit_rows
 from ..loop.run import Callback, Run, RunModel, Sweep
 from ..loop.stopping import AnyOf, Converged, GivesUp
 from ..results.coupled_cp import CoupledCP, LabelledCoupledCP, make_cp_tensors
@@ -43,8 +45,12 @@ _ROUNDING = 64 * np.finfo(np.float64).eps
 #: Relative to the largest component, one that is only the rounding of what cancelled.
 _NOTHING = 16 * np.finfo(np.float64).eps
 
-#: Of a mode: for each block that has it, by number, the Gram matrix (R, R) of the rows it knows.
+#: Of a mode: for each block that has it and knows all cells of a row, by number, the Gram matrix
+#: (R, R) of the rows it knows.
 ModeGrams: TypeAlias = dict[int, Array]
+
+#: Of each such block, the inner products (R,) of its data with the components, without weights.
+InnerProducts: TypeAlias = dict[int, Array]
 
 
 @mirror
@@ -77,7 +83,8 @@ def coupled_parafac(
         The data: a FlycooTensor, sparse.COO, sparse matrix of SciPy or CuPy, or a dense array, with
         two modes or more. The modes: a name for each axis, such as ``("user", "item", "day")``, or
         a dict of the labels of its rows, such as ``{"user": users, "tag": tags}``. A LabelledTensor
-        is a block by itself; in a pair its modes get other names.
+        is a block by itself; in a pair its modes get other names. If it says that cells without a
+        row are unknown (`LabelledTensor.unknown`), as of ratings, they have no part in its term.
     rank : int
         R, the number of components.
     init : {"random", dict of str to array (I, R), CoupledCP}
@@ -94,11 +101,13 @@ def coupled_parafac(
         True to stop. For example a `Progress`, without a checkpoint.
     missing : {"zero", "unknown"}
         What a block that lacks the label of a row has there: zeros, or unknown values, which do
-        not change the row, and which the block's model predicts.
+        not change the row, and which the block's model predicts. In a block with unknown cells they
+        are unknown anyway.
     l2_reg : float
         :math:`\lambda`, a ridge on the squared norms of the components in each block, rows that it
         lacks included. It has no unit: a lone component shrinks to 1 / (1 + l2_reg) of its norm.
-        With ``missing="unknown"`` it keeps predictions from running away; try 0.001 to 0.1.
+        With ``missing="unknown"`` it keeps predictions from running away; try 0.001 to 0.1. Blocks
+        with unknown cells need one; its norms are still those of whole components.
     linesearch : False or "nesterov"
         "nesterov": Nesterov's momentum of the factors as in `parafac`; those of `nn_modes` that
         would be negative become zero.
@@ -108,7 +117,8 @@ def coupled_parafac(
     CoupledCP, or LabelledCoupledCP if all modes have labels
         With the errors :math:`\sqrt{\sum \omega_b |X_b - M_b|^2 / \sum \omega_b |X_b|^2}` for the
         models :math:`M_b`, which are sums in float64 of the model as it is returned. Float32 if
-        all blocks are, else float64.
+        all blocks are, else float64. Of a block with unknown cells, errors are those of known ones,
+        and the record of its model says that the others are unknown.
 
     Raises
     ------
@@ -118,8 +128,9 @@ def coupled_parafac(
     ValueError
         If a block does not have a name for each of two or more axes, shares no mode with another
         block, or has no nonzeros, nan or infinity; if the sizes of a shared mode differ without
-        labels, only some blocks label it, or a block shares none of its labels; if `rank` is below
-        1, `l2_reg` below 0, `linesearch` unknown, `block_weights` are not positive, or `init` or
+        labels, only some blocks label it, or a block shares none of its labels; if a block has a
+        mask of unknown cells, or unknown cells and `l2_reg` is 0; if `rank` is below 1, `l2_reg`
+        below 0, `linesearch` unknown, `block_weights` are not positive, or `init` or
         `nn_modes` do not fit.
 
     Notes
@@ -137,6 +148,10 @@ def coupled_parafac(
     taken back and ends the run: the next one would be the same. With one matrix that shares the
     first mode of a tensor of three modes the factors are those of TensorLy's
     `coupled_matrix_tensor_3d_factorization` from the same start.
+
+    In a block with unknown cells each row has a system of its own: in each mode the known cells
+    take ``count * R**2`` operations. The workspace has their coordinates and values, and for each
+    mode a permutation of them.
 
     An error e is off by about 2e-15 (1 + s**2) / e at most, in float32 too, where the norms of the
     components add up to s times that of the data: s is large if components cancel. Blocks times a
@@ -168,6 +183,7 @@ def coupled_parafac(
     check_real(l2_reg, "l2_reg", 0)
     check_choice(linesearch, "linesearch", (False, NESTEROV))
     data = read_blocks(blocks, block_weights, missing)
+    _check_ridge(data, l2_reg)
     num_components = check_rank(rank)
     constrained = find_constrained(nn_modes, data.sizes)
 
@@ -200,6 +216,16 @@ def coupled_parafac(
 
     with recording("coupled_parafac", describe), log_compilation():
         return attempt("coupled_parafac", run)
+
+
+def _check_ridge(data: CoupledBlocks, l2_reg: float) -> None:
+    """Refuse unknown cells without a ridge: a row with few known cells has many best values."""
+    for n, block in enumerate(data.blocks):
+        if block.is_observed and l2_reg == 0:
+            raise ValueError(
+                f"l2_reg is 0, expected a number above 0, as blocks[{n}] has unknown cells: rows "
+                "with few known ones need a ridge; try 0.001 to 0.1"
+            )
 
 
 def _check_memory(data: CoupledBlocks, rank: int) -> None:
@@ -330,6 +356,11 @@ class CoupledSweep(Sweep):
         # Modes of a single block first; and of each block the mode that is updated last.
         self._order = sorted(modes, key=lambda mode: len(self._uses[mode]) > 1)
         self._last = [max(block.modes, key=self._order.index) for block in data.blocks]
+        # Of blocks whose other cells are unknown: the known ones, and those of each mode.
+        self._known = {
+            b: block.list_known() for b, block in enumerate(self._blocks) if block.is_observed
+        }
+        self._cells = {mode: self._group_cells(mode) for mode in modes if self._list_known(mode)}
         self._groups = [self._group_rows(mode) for mode in modes]
         self._fit = self._begin()
 
@@ -337,9 +368,22 @@ class CoupledSweep(Sweep):
         """List the numbers of the blocks that have a mode."""
         return [b for b, block in enumerate(self._blocks) if mode in block.modes]
 
+    def _list_known(self, mode: int) -> list[int]:
+        """List the numbers of the blocks that have a mode, and unknown cells."""
+        return [b for b in self._uses[mode] if b in self._known]
+
+    def _list_whole(self, mode: int) -> list[int]:
+        """List the numbers of the blocks that have a mode, and know all cells of a row."""
+        return [b for b in self._uses[mode] if b not in self._known]
+
+    def _group_cells(self, mode: int) -> CellsOfMode:
+        """Group the known cells of blocks with unknown ones by their row in a mode."""
+        known = {b: self._known[b] for b in self._list_known(mode)}
+        return CellsOfMode(known, mode, [len(factor) for factor in self.model.factors])
+
     def _group_rows(self, mode: int) -> list[tuple[Any, list[int]]]:
-        """Divide the rows of a mode by the blocks that know them: rows, and those blocks."""
-        uses = self._uses[mode]
+        """Divide the rows of a mode by the blocks that know all of their cells."""
+        uses = self._list_whole(mode)
         factor = self.model.factors[mode]
         num_rows = factor.shape[0]
         is_known = np.ones((num_rows, len(uses)), bool)
@@ -360,12 +404,12 @@ class CoupledSweep(Sweep):
             factors[mode], of_mode = _normalize(factor.astype(np.float64), dtype)
             norms.append(of_mode)
         grams = [self._find_grams(mode) for mode in range(len(factors))]
-        inner = [
-            _inner_products(block.mttkrp(last, factors), factors[last])
-            for block, last in zip(self._blocks, self._last, strict=True)
-        ]
+        inner: InnerProducts = {}
+        for b, (block, last) in enumerate(zip(self._blocks, self._last, strict=True)):
+            if b not in self._known:
+                inner[b] = _inner_products(block.mttkrp(last, factors), factors[last])
         if model.weights is None:
-            weights = [self._solve_first_weights(b, grams, of_b) for b, of_b in enumerate(inner)]
+            weights = [self._solve_first_weights(b, grams, inner) for b in range(len(self._blocks))]
         else:
             weights = [
                 of_block * multiply_all([norms[n] for n in block.modes])
@@ -377,14 +421,16 @@ class CoupledSweep(Sweep):
     def _find_grams(self, mode: int) -> ModeGrams:
         """Return the Gram matrix of the rows that each block knows."""
         factor = self.model.factors[mode]
-        gram_of_all = _multiply_exactly([factor])
+        gram_of_all = None
         grams = {}
-        for b in self._uses[mode]:
+        for b in self._list_whole(mode):
             places = self._blocks[b].find_places(mode)
-            if places is None:
-                grams[b] = gram_of_all
-            else:
+            if places is not None:
                 grams[b] = _multiply_exactly([factor[places]])
+                continue
+            if gram_of_all is None:
+                gram_of_all = _multiply_exactly([factor])
+            grams[b] = gram_of_all
         return grams
 
     def update(self, iteration: int) -> float:
@@ -439,15 +485,12 @@ class CoupledSweep(Sweep):
     def take_back(self, kept: tuple[Array, list[Array], Fit]) -> None:
         self.model.weights, self.model.factors[:], self._fit = kept
 
-    def _sweep(self) -> tuple[list[ModeGrams], list[Array]]:
-        """Update all modes; return their Gram matrices, and each block's inner products.
-
-        The inner products (R,) are those of the block's data with each component, without weights.
-        """
+    def _sweep(self) -> tuple[list[ModeGrams], InnerProducts]:
+        """Update all modes; return their Gram matrices, and each block's inner products."""
         factors = self.model.factors
         weights = self.model.weights.astype(np.float64)
         grams = [self._find_grams(mode) for mode in range(len(factors))]
-        inner: list[Array] = [None] * len(self._blocks)
+        inner: InnerProducts = {}
         for mode in self._order:
             products = self._update_mode(mode, grams, weights)
             for b, product in products.items():
@@ -457,7 +500,7 @@ class CoupledSweep(Sweep):
             shares_all_modes = all(len(self._uses[n]) > 1 for n in block.modes)
             if shares_all_modes:  # so no factor can take up its weights
                 is_constrained = self._constrained.issuperset(block.modes)
-                weights[b] = self._solve_weights(b, grams, inner[b], weights[b], is_constrained)
+                weights[b] = self._solve_weights(b, grams, inner, weights[b], is_constrained)
         self.model.weights = weights.astype(self._data.dtype)
         return grams, inner
 
@@ -470,7 +513,7 @@ class CoupledSweep(Sweep):
             (only_block,) = uses
             start = start * weights[only_block]
             weights[only_block] = 1
-        products = {b: self._blocks[b].mttkrp(mode, factors) for b in uses}
+        products = {b: self._blocks[b].mttkrp(mode, factors) for b in self._list_whole(mode)}
         rows = self._solve_mode(mode, start, products, grams, weights)
         factors[mode], norms = _normalize(rows, self._data.dtype)
         grams[mode] = self._find_grams(mode)
@@ -491,31 +534,82 @@ class CoupledSweep(Sweep):
         Rows that occur in the same blocks share one system.
         """
         xp = array_module(start)
-        scales = {b: self._blocks[b].weight * weights[b] for b in products}
-        target: Array = sum(product * scales[b] for b, product in products.items())
+        scales = {b: self._blocks[b].weight * weights[b] for b in self._uses[mode]}
+        target: Array = sum(
+            (product * scales[b] for b, product in products.items()), start=xp.zeros_like(start)
+        )
         # Of |w_b|^2, in which the norms of the new columns are.
-        squares: Array = sum(scales[b] * weights[b] for b in products)
+        squares: Array = sum(scales[b] * weights[b] for b in self._uses[mode])
+        if mode in self._cells:
+            return self._solve_with_cells(mode, start, target, grams, squares, weights)
         ridge = self._l2_reg * xp.diag(squares)
         solved = xp.empty_like(target)
         for rows, blocks in self._groups[mode]:
-            gram: Array = ridge
-            for b in blocks:
-                product = self._combine_grams(grams, b, skip=mode)
-                gram = gram + scales[b][:, None] * product * weights[b]
+            gram = self._add_grams(ridge, blocks, mode, grams, weights)
             solved[rows] = _solve(gram, target[rows], start[rows], mode in self._constrained)
         return solved
+
+    def _add_grams(
+        self, gram: Array, blocks: list[int], mode: int, grams: list[ModeGrams], weights: Array
+    ) -> Array:
+        """Add the Gram matrices that blocks give to the rows of a mode."""
+        for b in blocks:
+            product = self._combine_grams(grams, b, skip=mode)
+            scale = self._blocks[b].weight * weights[b]
+            gram = gram + scale[:, None] * product * weights[b]
+        return gram
+
+    def _solve_with_cells(
+        self,
+        mode: int,
+        start: Array,
+        target: Array,
+        grams: list[ModeGrams],
+        squares: Array,
+        weights: Array,
+    ) -> Array:
+        """Solve for the rows of a mode of which some blocks know single cells.
+
+        The right-hand sides `target` are those of all other blocks. All is in units in which each
+        component has the same ridge.
+        """
+        xp = array_module(start)
+        cells = self._cells[mode]
+        lengths = np.sqrt(xp.where(squares > 0, squares, 1))
+        roots = {b: self._blocks[b].weight ** 0.5 for b in self._list_known(mode)}
+        scales = {b: root * weights[b] / lengths for b, root in roots.items()}
+        listed = cells.list_cells(self.model.factors, scales, roots)
+        added = None
+        if self._list_whole(mode):
+            added = target / lengths
+        rank = len(lengths)
+        solved = xp.empty_like(start)
+        for rows, blocks in self._groups[mode]:
+            gram = self._add_grams(xp.zeros((rank, rank)), blocks, mode, grams, weights)
+            fitted = fit_rows(
+                listed,
+                start * lengths,
+                cells.plan.restrict(rows),
+                gram / lengths[:, None] / lengths + self._l2_reg * xp.eye(rank),
+                non_negative=mode in self._constrained,
+                added=added,
+            )
+            solved[rows] = fitted[rows]
+        return _drop_rounding(solved, column_norms(solved)) / lengths
 
     def _combine_grams(self, grams: list[ModeGrams], b: int, skip: int | None = None) -> Array:
         """Multiply the Gram matrices of a block's modes, but for one, element by element."""
         return multiply_all([grams[n][b] for n in self._blocks[b].modes if n != skip])
 
-    def _solve_first_weights(self, b: int, grams: list[ModeGrams], inner: Array) -> Array:
+    def _solve_first_weights(self, b: int, grams: list[ModeGrams], inner: InnerProducts) -> Array:
         """Return the weights of a block that minimise, not negative if one of its factors is not.
 
         So all that follows is in proportion to the data.
         """
         block = self._blocks[b]
-        start = array_module(inner).full_like(inner, (block.square / len(inner)) ** 0.5)
+        rank = self.model.factors[0].shape[1]
+        xp = array_module(self.model.factors[0])
+        start = xp.full(rank, (block.square / rank) ** 0.5)
         is_constrained = not self._constrained.isdisjoint(block.modes)
         return self._solve_weights(b, grams, inner, start, is_constrained)
 
@@ -523,19 +617,23 @@ class CoupledSweep(Sweep):
         self,
         b: int,
         grams: list[ModeGrams],
-        inner: Array,
+        inner: InnerProducts,
         start: Array,
         is_constrained: bool,
     ) -> Array:
         """Return the weights of a block that minimise, with its factors as they are."""
-        gram = self._combine_grams(grams, b)
+        if b in self._known:
+            gram, products = self._known[b].sum_systems(self.model.factors)
+        else:
+            gram = self._combine_grams(grams, b)
+            products = inner[b]
         gram = gram + self._l2_reg * array_module(gram).eye(len(gram))
-        return _solve(gram, inner[None], start[None], is_constrained)[0]
+        return _solve(gram, products[None], start[None], is_constrained)[0]
 
     def measure_start(self) -> float:
         return self._fit.error
 
-    def _measure(self, grams: list[ModeGrams], inner_products: list[Array]) -> Fit:
+    def _measure(self, grams: list[ModeGrams], inner: InnerProducts) -> Fit:
         """Compare the model with the data."""
         squares = []
         magnitudes = []
@@ -545,15 +643,14 @@ class CoupledSweep(Sweep):
             move(sum_columns(factor.astype(np.float64) ** 2), np) for factor in self.model.factors
         ]
         for b, block in enumerate(self._blocks):
-            gram = move(self._combine_grams(grams, b), np)
-            weights = move(self.model.weights[b], np).astype(np.float64)
-            inner = float(weights @ move(inner_products[b], np))
-            model_square = float(weights @ gram @ weights)
-            squares.append(abs(block.square + model_square - 2 * inner))
-            # Without signs, nothing cancels: rounding is in proportion to this.
-            magnitude = float(abs(weights) @ abs(gram) @ abs(weights))
-            magnitudes.append(block.square + magnitude)
+            if b in self._known:
+                square, size = self._known[b].compare(self.model.weights[b], self.model.factors)
+            else:
+                square, size = self._compare_whole(b, grams, inner[b])
+            squares.append(square)
+            magnitudes.append(block.square + size)
             norms = multiply_all([lengths[n] for n in block.modes])
+            weights = move(self.model.weights[b], np).astype(np.float64)
             penalties.append(self._l2_reg * float(norms @ weights**2))
         shares = np.array([block.weight for block in self._blocks])
         totals = np.array([block.square for block in self._blocks])
@@ -565,6 +662,20 @@ class CoupledSweep(Sweep):
             error=relative_square**0.5,
             block_errors=block_errors.tolist(),
         )
+
+    def _compare_whole(
+        self, b: int, grams: list[ModeGrams], inner_products: Array
+    ) -> tuple[float, float]:
+        """Return the squared error of a block that knows all cells, and the size of its model.
+
+        Nothing cancels in the size, which has no signs: rounding is in proportion to it.
+        """
+        gram = move(self._combine_grams(grams, b), np)
+        weights = move(self.model.weights[b], np).astype(np.float64)
+        inner = float(weights @ move(inner_products, np))
+        model_square = float(weights @ gram @ weights)
+        size = float(abs(weights) @ abs(gram) @ abs(weights))
+        return abs(self._blocks[b].square + model_square - 2 * inner), size
 
     def save_state(self) -> dict[str, Array]:
         """Return nothing: these runs have no checkpoints."""
@@ -579,15 +690,17 @@ class CoupledSweep(Sweep):
         ]
         factors = dict(zip(self._data.sizes, self.model.factors, strict=True))
         names = [block.names for block in self._blocks]
+        absent = [block.absent for block in self._blocks]
         kind = CoupledCP
         if labels.keys() == factors.keys():  # each mode has labels
             kind = LabelledCoupledCP
         return kind(
             factors,
-            make_cp_tensors(factors, names, weights, labels),
+            make_cp_tensors(factors, names, weights, labels, absent),
             labels,
             blocks=[*map(tuple, names)],
             block_weights=[*self._data.weights],
+            absent=absent,
         )
 
     def make_result(self) -> CoupledCP:
@@ -656,6 +769,9 @@ def _solve(gram: Array, targets: Array, rows: Array, is_constrained: bool) -> Ar
     A component that is only rounding is zero: its column of norm 1 would be noise.
     """
     solved = improve(targets, gram, rows) if is_constrained else solve_semidefinite(gram, targets)
-    xp = array_module(gram)
-    sizes = column_norms(solved) * xp.sqrt(gram.diagonal())
-    return xp.where(sizes > _NOTHING * sizes.max(), solved, 0)
+    return _drop_rounding(solved, column_norms(solved) * np.sqrt(gram.diagonal()))
+
+
+def _drop_rounding(rows: Array, sizes: Array) -> Array:
+    """Set components whose `sizes` (R,) are only rounding to zero."""
+    return array_module(rows).where(sizes > _NOTHING * sizes.max(), rows, 0)

@@ -166,14 +166,12 @@ class ExactRows(RowSolver):
         self.ridges = self._problem.find_ridges(l2_reg)
 
     def fit(self, factors: list[Array], mode: int) -> Array:
+        entries = self._entries
         return observed_rows.fit_rows(
-            self._entries.coords,
-            self._entries.targets,
-            factors,
-            mode,
+            observed_rows.list_cells(entries.coords, entries.targets, factors, mode, self._excess),
+            factors[mode],
             self._plans[mode],
             self._problem.find_gram(self.ridges, factors, mode),
-            weights=self._excess,
             is_free=self._problem.find_free(mode),
             non_negative=self._problem.non_negative,
         )

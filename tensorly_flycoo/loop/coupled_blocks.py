@@ -20,6 +20,7 @@ from ..tensor.converters import find_converter, find_instead, is_raw_sparse
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
+from .block_cells import BlockCells
 from .scaling import find_exponent
 from .whole_tensor import WholeTensor
 
@@ -37,6 +38,7 @@ class CoupledBlock:
     data: Any  # a WholeTensor, or a dense array
     names: list[Any]
     labels: Labels | None
+    is_observed: bool = False  # whether all cells that it does not store are unknown
     # By axis, where its rows are in the model; none for an axis with all of the model's rows. Rows
     # of the model without a place here are unknown to the block.
     places: dict[int, Array] = field(default_factory=dict)
@@ -44,6 +46,19 @@ class CoupledBlock:
     modes: Sequence[int] = ()  # the numbers of its axes' modes in the model
     power: float = 1.0  # of two, by which data far from 1 were divided
     square: float = 0.0  # |data|^2, after that
+
+    @property
+    def absent(self) -> str:
+        """What a cell without a row is, as a `FitRecord` says it."""
+        return "unknown" if self.is_observed else "zero"
+
+    def list_known(self) -> BlockCells:
+        """List the cells that are stored, by their rows in the model."""
+        coords, values = self.data.tensor._sorted_nonzeros()
+        coords = list(coords)
+        for axis, rows in self.places.items():
+            coords[axis] = rows[coords[axis]]
+        return BlockCells(self.modes, array_module(values).stack(coords), values)
 
     def mttkrp(self, mode: int, factors: Sequence[Array]) -> Array:
         """Compute the MTTKRP of a mode of the model, with all its factors, in float64."""
@@ -111,7 +126,7 @@ def read_blocks(
     sizes, labels = _join_modes(blocks)
     dtype = np.result_type(*(block.data.dtype for block in blocks))
     for n, block in enumerate(blocks):
-        if missing == "zero":
+        if missing == "zero" and not block.is_observed:
             _fill_up(block, sizes)
         _prepare_data(n, block, select_engine(device))
         block.modes = [[*sizes].index(name) for name in block.names]
@@ -254,12 +269,9 @@ def _read_item(n: int, item: Any) -> CoupledBlock:
     data, modes = item
     names = list(modes)
     data_labels = None
+    is_observed = False
     if isinstance(data, LabelledTensor):
-        if data.unknown is not None:
-            raise ValueError(
-                f"blocks[{n}] has unknown cells, which a coupled model would take for zeros: "
-                "expected a tensor without; if they are zeros, pass (x.tensor, x.labels)"
-            )
+        is_observed = _is_observed(n, data)
         data, data_labels = data
     if isinstance(modes, Mapping):
         labels = Labels(modes)
@@ -267,12 +279,25 @@ def _read_item(n: int, item: Any) -> CoupledBlock:
         if shape is None:  # lists
             shape = np.shape(data)
         labels.check(shape)
-        return CoupledBlock(data, names, labels)
+        return CoupledBlock(data, names, labels, is_observed)
     if data_labels is None:
         return CoupledBlock(data, names, labels=None)
     if not len({*names}) == len(names) == len(data_labels):
         return CoupledBlock(data, names, labels=None)  # `_check_names` will refuse these names
-    return CoupledBlock(data, names, _rename(data_labels, names))
+    return CoupledBlock(data, names, _rename(data_labels, names), is_observed)
+
+
+def _is_observed(n: int, x: LabelledTensor) -> bool:
+    """Return whether all cells without a row are unknown; refuse a tensor of which some are."""
+    if x.unknown is None:
+        return False
+    if isinstance(x.unknown, str):  # "all"
+        return True
+    raise ValueError(
+        f"blocks[{n}] has a mask of unknown cells, beside which cells without a row are zeros, "
+        "expected all of them unknown, or all zeros: make it of a table that has a row for each "
+        'known zero, with missing="unknown"; or pass (x.tensor, x.labels) if all are zeros'
+    )
 
 
 def _rename(labels: Labels, names: list[Any]) -> Labels:

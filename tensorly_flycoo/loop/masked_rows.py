@@ -8,7 +8,7 @@ from ..base.array_modules import Array, array_module
 from ..engines.tall import eigh, transposed_product
 from .cp_model import multiply_all
 from .masks import MissingEntries
-from .observed_rows import RowPlan, fit_alike, fit_rows
+from .observed_rows import RowPlan, fit_alike, fit_rows, list_cells
 
 #: A ridge towards the old rows, relative to the mean of the systems' diagonal: it keeps a row with
 #: too few known cells where it is, and slows the convergence of other rows by the same share only.
@@ -79,14 +79,12 @@ class MaskedRows:
         # The Gram matrix counts all cells: a missing cell, of weight -1, is subtracted from it.
         zeros = self._xp.zeros(self._listed.shape[1])
         place = self._modes.index(mode)
+        cell_weights = self._weigh(zeros - 1, self._listed, weights)
         return fit_rows(
-            self._listed,
-            zeros,
-            columns,
-            place,
+            list_cells(self._listed, zeros, columns, place, cell_weights),
+            old,
             self._plans[place],
             common,
-            weights=self._weigh(zeros - 1, self._listed, weights),
             added=targets,
             non_negative=non_negative,
         )

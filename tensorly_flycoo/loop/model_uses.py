@@ -39,6 +39,7 @@ class ModelUse:
     kinds: tuple[str, ...] = ("CP",)
     losses: tuple[str, ...] | None = None  # None for any
     absent: tuple[str, ...] | None = None  # what cells without a row may have been; None for any
+    takes_blocks: bool = True  # models of one block of several that were fitted together
 
 
 #: All functions that take a model by name. `tests/conformance/test_model_table.py` tries each with
@@ -50,16 +51,21 @@ MODEL_USES = {
         ModelUse("core_consistency", losses=_MEANS, absent=("zero",)),
         ModelUse("cp_fit"),
         ModelUse("cp_to_entries", data=""),
-        ModelUse("diagnose"),  # which refuses models whose gradient it does not compute
+        ModelUse(
+            "diagnose", takes_blocks=False
+        ),  # which refuses models whose gradient it does not compute
         ModelUse("evaluate", losses=_MEANS),
         ModelUse("factor_match_score", model="cp_tensor2", data=""),
         ModelUse(
             "fold_in",
             data="x_new",
             kinds=("CP", "Tucker", "PARAFAC2", "coupled"),
+            takes_blocks=False,
         ),
         ModelUse("recommend", data="exclude"),
-        ModelUse("uncertainty"),  # `models/refitting.py` says which models it can fit again
+        ModelUse(
+            "uncertainty", takes_blocks=False
+        ),  # `models/refitting.py` says which models it can fit again
     )
 }
 
@@ -90,12 +96,17 @@ def check_model(function: str, model: Any, x: Any = None, mode: int | None = Non
     use = MODEL_USES[function]
     kind = find_kind(model)
     if kind not in use.kinds:
+        hint = ""
+        if kind == "coupled":
+            hint = ": pass the model of one of its blocks, such as model.cp_tensors[0]"
         raise ValueError(
             f"{use.model} is a {type(model).__name__}, a {kind} model, expected a model of kind "
-            f"{' or '.join(use.kinds)} for {function}"
+            f"{' or '.join(use.kinds)} for {function}{hint}"
         )
     record = find_record(model) or FitRecord()
     _check_record(use, record)
+    if kind == "CP":
+        _check_block(use, record)
     if x is not None and is_sparse(x):
         skips = [mode]
         if kind == "PARAFAC2":
@@ -130,6 +141,19 @@ def _check_record(use: ModelUse, record: FitRecord) -> None:
             f"{use.model} is a model of {record.method}, to which {reason}, expected one of all "
             f"cells for {use.function}{as_plain}"
         )
+
+
+def _check_block(use: ModelUse, record: FitRecord) -> None:
+    """Refuse the model of one of several coupled blocks, whose factors other data determine too."""
+    if record.method != "coupled_parafac" or use.takes_blocks:
+        return
+    hint = ""
+    if "coupled" in use.kinds:
+        hint = f": pass the CoupledCP, and {use.data} as [(data, names of its modes)]"
+    raise ValueError(
+        f"{use.model} is the model of one block of coupled_parafac, expected one that was fitted "
+        f"alone for {use.function}{hint}"
+    )
 
 
 def _check_shape(use: ModelUse, model: Any, kind: str, x: Any, mode: int | None) -> None:

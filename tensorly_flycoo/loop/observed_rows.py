@@ -5,8 +5,9 @@ can solve it: an iteration needs speed. Where systems may be singular, and where
 are to be exact and not only improved, `row_systems` solves them by eigenvectors.
 """
 
+import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -67,6 +68,15 @@ class RowPlan:
         ends = xp.cumsum(counts)
         return cls(xp.argsort(rows, kind="stable"), ends - counts, ends, classes)
 
+    def restrict(self, rows: Array | slice) -> Self:
+        """Return the plan of some rows alone; all others are without nonzeros in its classes."""
+        if isinstance(rows, slice):  # all of them
+            return self
+        is_kept = array_module(self.starts).zeros(self.starts.size, bool)
+        is_kept[rows] = True
+        classes = [(width, members[is_kept[members]]) for width, members in self.classes]
+        return dataclasses.replace(self, classes=classes)
+
     def find_empty(self) -> Array:
         """Return the rows without nonzeros."""
         return array_module(self.starts).flatnonzero(self.starts == self.ends)
@@ -89,41 +99,88 @@ class RowPlan:
         return self.order[xp.where(is_own, places, 0)], is_own
 
 
-def fit_rows(
-    coords: Array,
+@dataclass(frozen=True)
+class ListedCells:
+    """Cells that count otherwise than in the systems that all rows share.
+
+    Attributes
+    ----------
+    rows : int array (count,)
+        The row of each cell, in any order.
+    designs : callable
+        Of an array of places in the list, of any shape, the gradients d of the model at those cells
+        (..., R) in float64. They are never formed for all cells at once.
+    weights : float64 array (count,) or None
+        What each cell adds to the Gram matrix of its row, times ``d d^T``; None for ones. Negative
+        ones may take back what the common matrix counts, and no more.
+    targets : float64 array (count,)
+        What each cell adds to the right-hand side of its row, times ``d``.
+    """
+
+    rows: Array
+    designs: Callable[[Array], Array]
+    weights: Array | None
+    targets: Array
+
+    def weigh(self, places: Array, is_own: Array) -> Array:
+        """Return the weights of the cells at some places, zeros where they are padding."""
+        if self.weights is None:
+            return is_own
+        return is_own * self.weights[places]
+
+
+def list_cells(
+    coords: Array | Sequence[Array],
     targets: Array,
-    factors: list[Array],
+    factors: Sequence[Array],
     mode: int,
+    weights: Array | None = None,
+) -> ListedCells:
+    """List cells of a CP model without weights, for fitting the rows of one factor."""
+
+    def multiply_rows(places: Array) -> Array:
+        # A generator: the gathered rows of one factor exist at a time.
+        rows_of_factors = (
+            factor[coords[n][places]] for n, factor in enumerate(factors) if n != mode
+        )
+        return functools.reduce(np.multiply, rows_of_factors)
+
+    return ListedCells(coords[mode], multiply_rows, weights, targets)
+
+
+def fit_rows(
+    cells: ListedCells,
+    old: Array,
     plan: RowPlan,
     common: Array,
     *,
-    weights: Array | None = None,
     is_free: Array | None = None,
     non_negative: bool = False,
     added: Array | None = None,
 ) -> Array:
-    """Fit each row of one factor to its nonzeros, with the other factors fixed.
+    """Fit each row of one factor, which is `old` (I, R), to its cells; all others are fixed.
 
-    The system of a row has the Gram matrix `common` (R, R) plus that of the row's nonzeros, each
-    times its weight if there are `weights`. Columns that are not in `is_free` (R,) stay as they
-    are. Right-hand sides `added` (I, R), if given, are added to those of the nonzeros; then all
-    columns are free. Non-negative rows are not solved for but improved.
+    The system of a row has the Gram matrix `common` (R, R) plus that of the row's cells, which
+    `plan` groups. Columns that are not in `is_free` (R,) stay as they are. Right-hand sides `added`
+    (I, R), if given, are added to those of the cells; then all columns are free. Non-negative rows
+    are not solved for but improved.
     """
-    xp = array_module(targets)
-    rank = factors[mode].shape[1]
-    entries = _RowEntries(coords, targets, factors, mode, plan, weights)
+    xp = array_module(old)
+    rank = old.shape[1]
+    entries = _RowEntries(cells, plan)
     if is_free is not None:
-        fitted = factors[mode] * ~is_free
+        fitted = old * ~is_free
         _fit_empty_rows(fitted, plan.find_empty(), common, is_free)
     else:
-        fitted = xp.zeros_like(factors[mode])
+        fitted = xp.zeros_like(old)
     if added is not None:
         empty = plan.find_empty()
-        old = factors[mode][empty]
-        fitted[empty] = fit_alike(added[empty], common, old, non_negative=non_negative)
+        fitted[empty] = fit_alike(added[empty], common, old[empty], non_negative=non_negative)
     # Without any of these `common` is a multiple of I, and a row with fewer nonzeros than columns
     # has a smaller dual system.
-    has_ridge_only = weights is None and is_free is None and added is None and not non_negative
+    has_ridge_only = (
+        cells.weights is None and is_free is None and added is None and not non_negative
+    )
 
     def fit_block(common: Array, width: int, rows: Array) -> Array:
         """Fit some rows of up to `width` nonzeros: (n, R)."""
@@ -131,7 +188,7 @@ def fit_rows(
             return _fit_by_dual(entries, common[0, 0], width, rows)
         grams, sums = _add_up_systems(entries, common, added, width, rows)
         if non_negative:
-            return _descend(grams, sums[:, :, 0], factors[mode][rows])
+            return _descend(grams, sums[:, :, 0], old[rows])
         if is_free is not None:  # the equations of fixed columns say that they stay
             fixed = fitted[rows][:, :, None]
             sums = xp.where(is_free[:, None], sums - grams @ fixed, fixed)
@@ -145,33 +202,21 @@ def fit_rows(
 
 @dataclass(frozen=True)
 class _RowEntries:
-    """The nonzeros of the rows of one factor, beside the rows of the other factors."""
+    """The cells of rows, gathered row by row."""
 
-    coords: Array
-    targets: Array
-    factors: list[Array]
-    mode: int
+    cells: ListedCells
     plan: RowPlan
-    weights: Array | None
 
     def gather(self, rows: Array, first: int, last: int) -> tuple[Array, Array, Array]:
-        """Gather nonzeros `first` to `last` - 1 of each row, padded with some of weight zero.
+        """Gather cells `first` to `last` - 1 of each row, padded with some of weight zero.
 
-        Return their targets (n, w), zeros in padding, and the products of the other factors' rows
-        there (n, w, R), also times the weights.
+        Return their targets (n, w), zeros in padding, and the designs there (n, w, R), also times
+        the weights.
         """
         places, is_own = self.plan.list_places(rows, first, last)
-        # A generator: the gathered rows of one factor exist at a time.
-        rows_of_factors = (
-            factor[self.coords[n][places]]
-            for n, factor in enumerate(self.factors)
-            if n != self.mode
-        )
-        products = functools.reduce(np.multiply, rows_of_factors)
-        weights = is_own
-        if self.weights is not None:
-            weights = is_own * self.weights[places]
-        return is_own * self.targets[places], products, products * weights[:, :, None]
+        designs = self.cells.designs(places)
+        weights = self.cells.weigh(places, is_own)
+        return is_own * self.cells.targets[places], designs, designs * weights[:, :, None]
 
 
 def _fit_empty_rows(fitted: Array, empty: Array, common: Array, is_free: Array) -> None:
@@ -205,7 +250,7 @@ def _add_up_systems(
     sums = array_module(rows).zeros((1, rank, 1))
     if added is not None:
         sums = added[rows][:, :, None]
-    step = max(rank, choose_block_size(entries.targets, rank))
+    step = max(rank, choose_block_size(entries.cells.targets, rank))
     for first in range(0, width, step):
         targets, products, weighted = entries.gather(rows, first, min(first + step, width))
         transposed = products.swapaxes(1, 2)

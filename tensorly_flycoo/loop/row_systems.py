@@ -16,8 +16,7 @@ left of what cancelled, and non-negative rows are exact. `observed_rows`, for th
 decomposition, solves regular ones faster.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from ..base.array_modules import Array, array_module, has_true, invert_positive
 from ..engines.tall import call_lapack
 from ..ops.cp_entries import choose_block_size
 from .hals import solve_nonnegative
-from .observed_rows import RowPlan
+from .observed_rows import ListedCells, RowPlan
 
 #: Roundings, besides one for each cell, in an element of a row's Gram matrix.
 _ROUNDINGS = 10
@@ -35,30 +34,6 @@ _NUM_SWEEPS = 10
 
 #: Steps, for each element of a row, after which a row that only rounding moves is left as it is.
 _MAX_STEPS = 10
-
-
-@dataclass(frozen=True)
-class ListedCells:
-    """Cells that count otherwise than in the systems that all rows share.
-
-    Attributes
-    ----------
-    rows : int array (count,)
-        The row of each cell, in any order.
-    designs : callable
-        Of an array of places in the list, of any shape, the gradients of the model at those cells
-        (..., R) in float64. They are never formed for all cells at once.
-    weights : float64 array (count,)
-        What each cell adds to the Gram matrix of its row, times ``d d^T``. Negative ones may take
-        back what the common matrix counts, and no more.
-    targets : float64 array (count,)
-        What each cell adds to the right-hand side of its row, times ``d``.
-    """
-
-    rows: Array
-    designs: Callable[[Array], Array]
-    weights: Array
-    targets: Array
 
 
 def solve_row_systems(
@@ -119,6 +94,7 @@ def solve_row_systems(
     Two rows of three cells, with designs 1, 2 and 3; in the second row, the third is missing.
 
     >>> import numpy as np
+    >>> from tensorly_flycoo.loop.observed_rows import ListedCells
     >>> design = np.array([[1.0], [2.0], [3.0]])
     >>> values = np.array([[2.0, 4.0, 6.0], [3.0, 6.0, 0.0]])
     >>> missing = ListedCells(
@@ -178,8 +154,7 @@ def _add_up_systems(
     for first, last in _cut(width, block_size):
         places, is_own = plan.list_places(rows, first, last)
         designs = cells.designs(places) / lengths
-        weights = is_own * cells.weights[places]  # 0 for padding
-        weighted = designs * weights[:, :, None]
+        weighted = designs * cells.weigh(places, is_own)[:, :, None]
         targets = is_own * cells.targets[places]
         grams = grams + designs.swapaxes(1, 2) @ weighted
         sums = sums + _multiply(targets, designs)

@@ -17,7 +17,14 @@ from ..loop.cp_model import find_biases, make_cp_tensor, multiply_all
 from ..loop.initial_guess import take_guess
 from ..loop.masks import MissingEntries, find_missing
 from ..loop.model_uses import choose_mask
-from ..loop.observed_rows import L2_REG, RowPlan, fit_rows, measure_scale, scale_ridge
+from ..loop.observed_rows import (
+    L2_REG,
+    RowPlan,
+    fit_rows,
+    list_cells,
+    measure_scale,
+    scale_ridge,
+)
 from ..tensor.tensor import FlycooTensor
 from .resampled_runs import PATH_LENGTH, RowRules, find_limits, run_resampled
 
@@ -282,13 +289,10 @@ class _ObservedFits:
             targets = entry_weights * self._values
             weights = entry_weights
         return fit_rows(
-            self._coords,
-            targets,
-            factors,
-            n,
+            list_cells(self._coords, targets, factors, n, weights),
+            factors[n],
             self._plans[n],
             self._ridges,
-            weights=weights,
             is_free=self._find_free(n),
             non_negative=n in self._record.non_negative,
         )

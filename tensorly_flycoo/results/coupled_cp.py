@@ -1,5 +1,6 @@
 """The CP models of tensors and matrices that share factors."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,9 +11,10 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import require
-from ..base.fit_record import FitRecord
+from ..base.fit_record import ABSENT, FitRecord, attach
 from ..io import array_file
-from ..tensor.labelled import Labels
+from ..loop.coupled_blocks import join_labels
+from ..tensor.labelled import Labels, take_labels
 from .fold_in import FoldInOptions, find_coupled_rows
 from .labelled_factors import NEED_PANDAS, LabelledFactors
 from .labelled_models import LabelledCP
@@ -47,6 +49,8 @@ class CoupledCP:
         How the model was made.
     block_weights : list of float
         As given to `coupled_parafac`; empty if the file of the model is of an older release.
+    absent : list of {"zero", "unknown"}
+        What a cell without a row is in each block; if empty, zeros.
 
     Examples
     --------
@@ -63,6 +67,7 @@ class CoupledCP:
     block_errors: list[float] = field(default_factory=list)
     blocks: list[tuple] = field(default_factory=list)
     block_weights: list[float] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
     flycoo: FitRecord | None = None
 
     @property
@@ -144,11 +149,77 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         """
         pandas = require("pandas", NEED_PANDAS)
         mode = self.names[self._find_mode(mode)]
+        rows, labels = self._find_rows(blocks, mode, non_negative, l2_reg)
+        return pandas.DataFrame(move(rows, np), pandas.Index(labels, name=mode), self.components)
+
+    def extend(
+        self,
+        blocks: Iterable[Any],
+        mode: str | int,
+        *,
+        non_negative: bool | None = None,
+        l2_reg: float | None = None,
+    ) -> Self:
+        """Return a model that has the rows of new labels too, so that it predicts for them.
+
+        The old rows, the weights and all other factors keep their numbers, so columns of `mode` no
+        longer have norm 1. The models of all blocks that have `mode` know the new labels, whichever
+        blocks were given: `recommend` films whose genres alone are known.
+
+        Parameters
+        ----------
+        blocks, mode, non_negative, l2_reg
+            As for `transform`. The labels of `mode` must be new.
+
+        Returns
+        -------
+        LabelledCoupledCP
+            With the labels of `mode`, then the new ones.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As of `transform`; and if one of the labels is in the model already.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from tensorly_flycoo import recommend
+        >>> from tensorly_flycoo.decomposition import coupled_parafac
+        >>> sold = np.array([[6.0, 8.0], [3.0, 4.0]]), {"shop": ["a", "b"], "item": ["tea", "milk"]}
+        >>> size = np.array([[2.0], [1.0]]), {"shop": ["a", "b"], "what": ["size"]}
+        >>> model = coupled_parafac([sold, size], 1, random_state=0)
+        >>> new = np.array([[4.0]]), {"shop": ["c"], "what": ["size"]}
+        >>> longer = model.extend([new], "shop")
+        >>> (of_c,) = recommend(longer.cp_tensors[0], "shop", ["c"], 1)
+        >>> {item: round(sales, 6) for item, sales in of_c.items()}
+        {'milk': 16.0}
+        """
+        name = self.names[self._find_mode(mode)]
+        new_rows, new_labels = self._find_rows(blocks, name, non_negative, l2_reg)
+        old_labels = self.labels[name]
+        all_labels, (_, places) = join_labels([old_labels, new_labels])
+        is_old = places < len(old_labels)
+        if is_old.any():
+            label = take_labels(new_labels, is_old)[0]
+            raise ValueError(
+                f"blocks have the label {label!r} of mode {name!r}, expected labels that are new"
+            )
+        rows = array_module(new_rows).concatenate([self.factors[name], new_rows])
+        factors = self.factors | {name: rows}
+        labels = Labels(self.labels | {name: all_labels}, self.labels.ordered)
+        cp_tensors = make_cp_tensors(factors, self.blocks, self.weights, labels, self.absent)
+        return dataclasses.replace(self, factors=factors, labels=labels, cp_tensors=cp_tensors)
+
+    def _find_rows(
+        self, blocks: Iterable[Any], mode: str, non_negative: bool | None, l2_reg: float | None
+    ) -> tuple[Array, np.ndarray]:
+        """Find the rows of new labels of a mode; refuse blocks without labels."""
         options = FoldInOptions(l2_reg=l2_reg, non_negative=non_negative)
         rows, labels = find_coupled_rows(self, blocks, mode, options)
         if labels is None:
             raise ValueError(f"blocks have no labels of mode {mode!r}, expected some: pass fold_in")
-        return pandas.DataFrame(move(rows, np), pandas.Index(labels, name=mode), self.components)
+        return rows, labels
 
     def _list_factors(self) -> list[Array]:
         return [*self.factors.values()]
@@ -158,6 +229,7 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
             "blocks": [cp_tensor.names for cp_tensor in self.cp_tensors],
             "errors": [[*map(float, of)] for of in (self.errors, self.block_errors)],
             "block_weights": [*map(float, self.block_weights)],
+            "absent": [*self.absent],
         }
 
     @classmethod
@@ -166,7 +238,9 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         weights, arrays = model
         blocks = header["blocks"]
         errors, block_errors = header["errors"]
-        block_weights = header.get("block_weights", [])  # older files have none
+        # Older files have neither.
+        block_weights = header.get("block_weights", [])
+        absent = header.get("absent") or ["zero"] * len(blocks)
         labels.check([len(factor) for factor in arrays])
         ranks = {factor.shape[1] for factor in arrays}
         if weights.shape != (len(blocks), *ranks):
@@ -177,24 +251,32 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
             raise ValueError("its block_weights are not all numbers above 0")
         if len(block_weights) not in (0, len(blocks)):
             raise ValueError(f"it has {len(block_weights)} block_weights, of {len(blocks)} blocks")
+        if len(absent) != len(blocks) or not {*absent} <= {*ABSENT}:
+            raise ValueError(f"it has {absent} for cells without a row, of {len(blocks)} blocks")
         factors = dict(zip(labels, arrays, strict=True))
         return cls(
             factors,
-            make_cp_tensors(factors, blocks, weights, labels),
+            make_cp_tensors(factors, blocks, weights, labels, absent),
             labels,
             errors=errors,
             block_errors=block_errors,
             blocks=[tuple(names) for names in blocks],
             block_weights=block_weights,
+            absent=absent,
         )
 
 
 def make_cp_tensors(
-    factors: Mapping[Any, Array], blocks: Iterable[Any], weights: Iterable[Array], labels: Labels
+    factors: Mapping[Any, Array],
+    blocks: Iterable[Any],
+    weights: Iterable[Array],
+    labels: Labels,
+    absent: Iterable[str],
 ) -> list[CPTensor]:
-    """Make the model of each block of its modes' names and its weights."""
+    """Make the model of each block of its modes' names, its weights and its cells without a row."""
     cp_tensors = []
-    for names, weights_of_block in zip(blocks, weights, strict=True):
+    for names, weights_of_block, absent_of_block in zip(blocks, weights, absent, strict=True):
+        record = FitRecord(method="coupled_parafac", absent=absent_of_block)
         factors_of_block = [factors[name] for name in names]
         if {*names} <= {*labels}:
             labels_of_block = Labels({name: labels[name] for name in names}, labels.ordered)
@@ -202,5 +284,5 @@ def make_cp_tensors(
             cp_tensor = LabelledCP._from_parts(weights_of_block, factors_of_block, labels_of_block)
         else:
             cp_tensor = CPTensor((weights_of_block, factors_of_block))
-        cp_tensors.append(cp_tensor)
+        cp_tensors.append(attach(cp_tensor, record))
     return cp_tensors

@@ -21,9 +21,9 @@ from ..loop.masks import (
     take_observed,
 )
 from ..loop.model_uses import check_model, choose_mask
-from ..loop.observed_rows import L2_REG, measure_scale, scale_ridge
+from ..loop.observed_rows import L2_REG, ListedCells, measure_scale, scale_ridge
 from ..loop.poisson import PoissonUpdates
-from ..loop.row_systems import ListedCells, solve_row_systems
+from ..loop.row_systems import solve_row_systems
 from ..loop.run import RunModel
 from ..loop.unknown_cells import find_unknown, forget_unknown
 from ..ops.cp_entries import evaluate_model, find_kind, take_model

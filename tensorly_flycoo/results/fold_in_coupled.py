@@ -9,6 +9,7 @@ from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_choice, check_real
 from ..engines import select_engine
 from ..engines.tall import solve_semidefinite
+from ..loop.block_cells import CellsOfMode
 from ..loop.coupled_blocks import (
     CoupledBlock,
     group_rows,
@@ -19,6 +20,7 @@ from ..loop.coupled_blocks import (
 )
 from ..loop.cp_model import multiply_grams
 from ..loop.hals import solve_nonnegative
+from ..loop.row_systems import solve_row_systems
 from ..loop.scaling import find_exponent
 from ..loop.whole_tensor import WholeTensor
 from ..ops.cp_entries import find_kind
@@ -69,7 +71,9 @@ def fold_in_coupled(
         Whether the rows are non-negative, as of a mode in `nn_modes`.
     missing : {"zero", "unknown"}
         What a given block has in the cells of a label that it lacks, in any mode, and in rows of
-        `mode` without nonzeros: zeros, or unknown values. Blocks that are not given are unknown.
+        `mode` without nonzeros: zeros, or unknown values. Blocks that are not given are unknown. Of
+        a block with unknown cells (`LabelledTensor.unknown`), here or in the fit (`model.absent`),
+        only the cells that it stores are known.
 
     Returns
     -------
@@ -87,14 +91,16 @@ def fold_in_coupled(
         If the model does not have `mode` or blocks of these modes; a block lacks `mode`; another
         mode has labels that the model has not, or without labels another size; only some blocks
         label `mode`, or the numbers of its rows differ without labels; data hold nan or infinity;
-        `l2_reg` is below 0; or a model of an older file has no `block_weights`.
+        `l2_reg` is below 0; a block is dense that had unknown cells in the fit; or a model of an
+        older file has no `block_weights`.
 
     Notes
     -----
     One MTTKRP of each block, and for each combination of blocks that know a row one system of R
-    equations, all in float64. Proportional components share what they explain. With `non_negative`,
-    up to 10,000 sweeps of HALS follow, of ``4 * I_new * R**2`` operations each. Results have the
-    same bits in every run on one machine.
+    equations, all in float64. With unknown cells each row has a system: a known cell takes ``R**2``
+    operations, and a row an eigendecomposition of size R. Proportional components share what they
+    explain. With `non_negative`, up to 10,000 sweeps of HALS follow, of ``4 * I_new * R**2``
+    operations each. Results have the same bits in every run on one machine.
 
     References
     ----------
@@ -134,15 +140,20 @@ def fold_in_coupled(
     for n, (block, number) in enumerate(zip(new_blocks, numbers, strict=True)):
         _find_places(n, block, model, mode, xp)
         _divide_data(block, powers[number])
+        _obey_unknown(n, block, model, number)
     factors = [move(factor, xp).astype(np.float64) for factor in model.factors.values()]
     index = [*model.factors].index(mode)
     factors[index] = xp.zeros((num_rows, model.rank))  # only its size matters
 
-    # Each block adds to the right-hand sides of all rows, and to the matrices of those it knows.
-    is_known = np.ones((num_rows, len(new_blocks)), bool)
+    # Each block that knows all cells adds to the right-hand sides of all rows, and to the matrices
+    # of those that it knows.
+    is_known = np.zeros((num_rows, len(new_blocks)), bool)
     targets = xp.zeros((num_rows, model.rank))
-    grams = []
+    grams = {}
     for n, (block, number) in enumerate(zip(new_blocks, numbers, strict=True)):
+        if block.is_observed:
+            continue
+        is_known[:, n] = True
         fixed = {m: factors[m] for m in block.modes if m != index}
         if missing == "unknown":
             is_known[:, n] = _find_known(block, index, num_rows)
@@ -150,16 +161,31 @@ def fold_in_coupled(
         scales = block_weights[number] * weights[number]
         targets += block.mttkrp(index, factors) * scales
         gram = multiply_grams(None, [*fixed.values()])
-        grams.append(scales[:, None] * gram * weights[number])
+        grams[n] = scales[:, None] * gram * weights[number]
 
-    # Rows that the same blocks know have one system.
+    # All others list the cells that they know.
+    cells = None
+    known = {n: block.list_known() for n, block in enumerate(new_blocks) if block.is_observed}
+    if known:
+        roots = {n: block_weights[numbers[n]] ** 0.5 for n in known}
+        scales_of_blocks = {n: root * weights[numbers[n]] for n, root in roots.items()}
+        of_mode = CellsOfMode(known, index, [len(factor) for factor in factors])
+        cells = of_mode.list_cells(factors, scales_of_blocks, roots)
+
+    # Rows that the same blocks know have one system, to which their cells add.
     users = [b for b, names in enumerate(model.blocks) if mode in names]
     squares = sum(block_weights[b] * weights[b] ** 2 for b in users)
     ridge = xp.diag(l2_reg * squares)
     rows = xp.zeros_like(targets)
     for alike, known_blocks in group_rows(is_known, xp):
         gram = sum((grams[n] for n in known_blocks), start=ridge)
-        rows[alike] = _solve(targets[alike], gram, non_negative)
+        if cells is None:
+            rows[alike] = _solve(targets[alike], gram, non_negative)
+            continue
+        solved = solve_row_systems(
+            targets, gram, cells, lengths=np.sqrt(squares), non_negative=non_negative
+        )
+        rows[alike] = solved[alike]
     factor = model.factors[mode]
     return NewRows(move(rows.astype(factor.dtype), array_module(factor)), labels)
 
@@ -172,6 +198,19 @@ def _divide_data(block: CoupledBlock, power: float) -> None:
     if isinstance(x, FlycooTensor):
         x = WholeTensor(x)
     block.data = x
+
+
+def _obey_unknown(n: int, block: CoupledBlock, model: Any, number: int) -> None:
+    """Take cells that a block does not store as unknown, if they were to the model."""
+    absent = [*model.absent] or ["zero"] * len(model.blocks)
+    if absent[number] == "unknown":
+        block.is_observed = True
+    if block.is_observed and not isinstance(block.data, WholeTensor):
+        raise ValueError(
+            f"blocks[{n}] is a dense array, and the model was fitted to a block of the modes "
+            f"{block.names} whose cells without a row are unknown: expected a sparse tensor of the "
+            "known cells, such as FlycooTensor(coords, values, shape)"
+        )
 
 
 def _scale_weights(model: Any, xp: Any) -> tuple[list[Array], list[float], list[float]]:

@@ -22,8 +22,9 @@ from ..base.checks import check_matrix, warn
 from ..engines.tall import eigh, multiply, transposed_product
 from ..loop.cp_model import multiply_grams
 from ..loop.masks import MissingEntries, find_missing
+from ..loop.observed_rows import ListedCells
 from ..loop.projected_slices import ProjectedSlices, absorb
-from ..loop.row_systems import ListedCells, solve_row_systems
+from ..loop.row_systems import solve_row_systems
 from ..ops.contraction import multiply_matricized
 from ..ops.cp_entries import choose_block_size
 from ..ops.ragged import RaggedTensor

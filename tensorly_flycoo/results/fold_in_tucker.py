@@ -13,7 +13,8 @@ from ..base.array_modules import Array, array_module
 from ..base.checks import check_matrix
 from ..engines.tall import multiply, transposed_product
 from ..loop.masks import MissingEntries, take_observed
-from ..loop.row_systems import ListedCells, solve_row_systems
+from ..loop.observed_rows import ListedCells
+from ..loop.row_systems import solve_row_systems
 from ..ops.cp_entries import choose_block_size
 from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.tensor import FlycooTensor

@@ -223,7 +223,8 @@ def expect_init(solver, kind, beside):
         words.append("rank is ")
     is_obeyed = method.takes_mask or (solver == "observed_parafac" and beside.id == "all_unknown")
     if beside.known is not None and not is_obeyed:
-        words += ["tensor has unknown cells", "tensor knows ", "blocks[0] has unknown cells"]
+        words += ["tensor has unknown cells", "tensor knows "]
+        words += ["blocks[0] has a mask of unknown cells", "l2_reg is 0"]  # of coupled tensors
     is_signed = kind.model == "CP" and min(map(np.min, list_guess(kind))) < 0
     if solver == "generalized_parafac" and is_signed:
         words.append("of init")

@@ -204,7 +204,7 @@ def expect_coupled_rows(kind, beside):
     is_labelled = hasattr(beside.x, "labels")
     block = beside.x if is_labelled else (beside.x, [*LABELS][: beside.x.ndim])
     call = functools.partial(tensorly_flycoo.fold_in, make_model(kind.id), [block], "user")
-    if beside.id in ("unknown", "all_unknown", "more", "renamed", "shape", "modes"):
+    if beside.id in ("unknown", "more", "renamed", "shape", "modes"):
         return call, Refusal("blocks[0] has ")
     model = make_model(kind.id)
     items, given = LABELS["item"].tolist(), [*LABELS["item"]]
@@ -213,6 +213,9 @@ def expect_coupled_rows(kind, beside):
     values, is_known = np.zeros(SHAPE), np.full(SHAPE, kind.absent == "zero")
     places = [items.index(label) for label in given]
     values[:, places], is_known[:, places] = beside.dense, True
+    if beside.id == "all_unknown":
+        is_known[:] = False
+        is_known[:, places] = beside.known
 
     def check(found):
         design = make_design(model.cp_tensors[0], 0)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from tensorly_flycoo import FlycooTensor, coupled_parafac
+from tensorly_flycoo import FlycooTensor, LabelledTensor, coupled_parafac, fold_in, recommend
 from tensorly_flycoo.models import LabelledCoupledCP
 from tensorly_flycoo.testing import random_tensor
 
@@ -102,3 +102,68 @@ def test_blocks_on_two_devices_are_refused():
     (other, _), *_ = make_blocks("cpu")
     with pytest.raises(TypeError, match=r"blocks\[1\] is on the device 'cpu', expected 'cuda'"):
         coupled_parafac([(x, EVENTS), (other, EVENTS)], 2)
+
+
+def make_ratings(device, dtype=np.float64):
+    """Return ratings with unknown cells, genres, and tags with unknown cells, of 200 films."""
+    rng = np.random.default_rng(0)
+    films = np.array([f"film {n}" for n in range(200)])
+    stars = rng.random((500, 3)) @ rng.random((3, 200))
+    table = rng.random((200, 8)).astype(dtype)
+    ratings = np.where(rng.random(stars.shape) < 0.1, stars, 0)[:, 20:].astype(dtype)
+    tags = np.where(rng.random((200, 5)) < 0.3, rng.random((200, 5)), 0).astype(dtype)
+    of_ratings = {"user": np.arange(500), "film": films[20:]}  # the first films are not rated
+    of_tags = {"film": films, "tag": np.arange(5)}
+    return [
+        LabelledTensor(FlycooTensor.from_dense(ratings, device=device), of_ratings, "all"),
+        (table, {"film": films, "genre": np.arange(8)}),
+        LabelledTensor(FlycooTensor.from_dense(tags, device=device), of_tags, "all"),
+    ]
+
+
+@pytest.mark.parametrize("nn_modes", [None, "all"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("numbers", [(0,), (0, 1), (0, 2), (0, 1, 2)], ids=str)
+def test_unknown_cells(numbers, dtype, nn_modes):
+    options = {"l2_reg": 0.05, "n_iter_max": 3, "random_state": 0, "nn_modes": nn_modes, "tol": 0}
+    found, expected = (
+        coupled_parafac([make_ratings(device, dtype)[n] for n in numbers], 4, **options)
+        for device in ("cuda", "cpu")
+    )
+    tolerance = 1e-3 if dtype == np.float32 else 1e-9
+    assert found.errors == pytest.approx(expected.errors, rel=tolerance)
+    assert found.absent == expected.absent
+    for name, factor in found.factors.items():
+        # Results mirror the input: a LabelledTensor is in host memory.
+        assert isinstance(factor, np.ndarray)
+        assert factor.dtype == dtype
+        assert abs(factor - expected.factors[name]).max() <= tolerance
+
+
+@pytest.mark.parametrize("numbers", [(0,), (1,), (0, 1), (0, 2), (0, 1, 2)], ids=str)
+def test_new_rows_beside_unknown_cells(numbers):
+    """The same model on both devices: cells that new data lack are unknown, as in its fit."""
+    options = {"l2_reg": 0.05, "n_iter_max": 3, "random_state": 0}
+    model = coupled_parafac(make_ratings("cpu"), 4, **options)
+    rows = []
+    for device in ("cuda", "cpu"):
+        new = []
+        for n in numbers:
+            data, labels = make_ratings(device)[n]
+            taken = data[:, :9] if n == 0 else data[:9]
+            new.append((taken, labels | {"film": [f"new {number}" for number in range(9)]}))
+        rows.append(fold_in(model, new, "film"))
+        longer = model.extend(new, "film")
+        best = recommend(longer.cp_tensors[0], "film", ["new 3"], 3, of="user")
+        rows.append([*best[0].values()])
+    found, best, expected, other = rows
+    assert abs(found - expected).max() <= 1e-10 * abs(expected).max()
+    assert best == pytest.approx(other, rel=1e-9)
+
+
+def test_unknown_cells_have_the_same_bits_in_every_run():
+    options = {"l2_reg": 0.05, "n_iter_max": 3, "random_state": 0}
+    found, other = (coupled_parafac(make_ratings("cuda"), 4, **options) for _ in range(2))
+    assert found.errors == other.errors
+    for name, factor in found.factors.items():
+        assert np.array_equal(factor, other.factors[name])

@@ -5,7 +5,8 @@ import pytest
 from scipy.optimize import nnls
 
 from tensorly_flycoo.loop import observed_rows, row_systems
-from tensorly_flycoo.loop.row_systems import ListedCells, solve_row_systems
+from tensorly_flycoo.loop.observed_rows import ListedCells
+from tensorly_flycoo.loop.row_systems import solve_row_systems
 
 EPS = np.finfo(np.float64).eps
 
