@@ -14,6 +14,8 @@ from ..base.array_modules import Array, invert_positive, move
 from ..base.devices import Devices
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
+from ..format.packed_records import PackedRecords
+from ..format.packing import RecordOrder
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
 from .entries import PieceEntries
@@ -43,6 +45,9 @@ class Engine(Primitives, ABC):
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
     # Makes what copies host records to the current device, a `CudaStager`; None on the CPU.
     make_stager: Callable[[], Any] | None = None
+    # Packs sorted records, unless little were gained; None on the CPU, where unpacking them takes
+    # longer than what it saves.
+    pack_records: Callable[[Array, RecordOrder], PackedRecords | None] | None = None
     entries: type[PieceEntries] = PieceEntries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 

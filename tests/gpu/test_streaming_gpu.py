@@ -10,9 +10,9 @@ from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs, stats
 from tensorly_flycoo.engines.cuda.engine import CUDA
-from tensorly_flycoo.engines.cuda.packed_records import PackedRecords
 from tensorly_flycoo.engines.cuda.staging import CudaStager
 from tensorly_flycoo.format.groups import find_groups
+from tensorly_flycoo.format.packed_records import PackedRecords
 from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.spread import memory
 from tensorly_flycoo.spread.slab_layout import SlabLayout
@@ -221,6 +221,31 @@ def test_a_folder(tmp_path, keep):
     for _ in range(2):
         for found, expected in zip(compute(x), compute(resident), strict=True):
             assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_folder_is_packed(tmp_path, dtype):
+    """Files are streamed as they lie, and a CPU can unpack them."""
+    rng = np.random.default_rng(0)
+    coords = np.unique([rng.integers(0, size, 400_000) for size in SHAPE], axis=1)
+    values = rng.integers(1, 5, coords.shape[1]).astype(dtype)
+    options = {"slabs": NUM_SLABS, "layout": "replicated"}
+    resident = FlycooTensor(coords, values, SHAPE, device="cuda", **options)
+    save_slabs(tmp_path / "x", resident, slabs=NUM_SLABS, device="cuda")
+    nbytes = sum(path.stat().st_size for path in (tmp_path / "x").iterdir())
+    assert nbytes < 0.35 * resident.nbytes
+    x = open_slabs(tmp_path / "x", device="cuda", keep="file", verify=True)
+    for slab in x._layout.slabs:
+        for copy in slab.layout.copies:
+            assert isinstance(copy, PackedRecords)
+            assert not copy.words.flags.writeable  # it is in the file
+    for found, expected in zip(compute(x), compute(resident), strict=True):
+        assert found.tobytes() == expected.tobytes()
+    on_cpu = open_slabs(tmp_path / "x", device="cpu")
+    for found, expected in zip(on_cpu.nonzeros(), (coords, values), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="has a plan for another kind of device"):
+        open_slabs(tmp_path / "x", device="cpu", keep="file")
 
 
 def test_folders_that_cannot_be_streamed(tmp_path):

@@ -6,10 +6,13 @@ import types
 
 import numpy as np
 import pytest
+import reference_packing
 from emulated_gpu import HAS_COMPILER, EmulatedKernel, get_direct_kernel
 
-from tensorly_flycoo.engines.cuda.bit_fields import WORD_BITS, BitFields
-from tensorly_flycoo.engines.cuda.tuning import BLOCK_SIZE
+from tensorly_flycoo.engines.cuda.macros import packed_records_macros
+from tensorly_flycoo.engines.cuda.structs import list_bits_members
+from tensorly_flycoo.format.bit_fields import WORD_BITS, BitFields
+from tensorly_flycoo.format.packed_records import BLOCK_NNZ
 from tensorly_flycoo.format.packing import RecordFormat, RecordOrder
 
 pytestmark = HAS_COMPILER
@@ -32,11 +35,12 @@ def make_records(shape, dtype, groups, num_prefixes, nnz, num_values):
 
 
 def run(name, bits, record_format, nnz, num_blocks, *arrays):
-    members = bits.list_members()
+    members = list_bits_members(bits)
     formats = f"q{len(members)}i0Q{len(arrays)}Q"
-    kernel = EmulatedKernel("packed_records.cu", name, formats, bits.list_macros(record_format))
+    macros = packed_records_macros(bits, record_format)
+    kernel = EmulatedKernel("packed_records.cu", name, formats, macros)
     addresses = [0 if array is None else array.ctypes.data for array in arrays]
-    kernel((num_blocks, 1), BLOCK_SIZE, nnz, *members, *addresses)
+    kernel((num_blocks, 1), BLOCK_NNZ, nnz, *members, *addresses)
 
 
 CASES = {
@@ -67,14 +71,14 @@ def test_round_trips(case, nnz, num_values):
             bits = BitFields.of(RecordOrder(record_format, mode, None), has_rows, num_codes)
             num_groups = -(-nnz // WORD_BITS)
             packed = np.full(num_groups * bits.record_bits + 1, 2**32 - 1, np.uint32)
-            num_blocks = -(-nnz // BLOCK_SIZE)
+            num_blocks = -(-nnz // BLOCK_NNZ)
             counts = np.full(num_blocks, 99, np.uint32)
             run("count_beginnings", bits, record_format, nnz, num_blocks, in_order, counts)
             begins = np.diff(rows, prepend=rows[0] + 1) != 0
-            edges = range(0, nnz, BLOCK_SIZE)
+            edges = range(0, nnz, BLOCK_NNZ)
             if has_rows:
                 np.testing.assert_array_equal(counts, np.add.reduceat(begins.astype(int), edges))
-            num_launched = -(-num_groups // BLOCK_SIZE)
+            num_launched = -(-num_groups // BLOCK_NNZ)
             run("pack_bits", bits, record_format, nnz, num_launched, in_order, codes, packed)
             assert packed[-1] == 2**32 - 1
             first_ranks = (counts.cumsum() - counts).astype(np.uint32)
@@ -138,8 +142,11 @@ def test_copies_of_a_layout(dtype, num_values, num_rows, most_share, module):
         assert packed.shape == in_order.shape == (len(packed), record_format.num_words)
         assert packed.dtype == in_order.dtype
         nbytes += packed.nbytes
-        on_host = packed.on_host(packed.words.copy())
-        np.testing.assert_array_equal(on_host.unpack(on_host.words), in_order)
+        expected = reference_packing.pack(in_order, order, most_codes=2000 // 16)
+        np.testing.assert_array_equal(packed.words, expected.words)
+        on_host = packed.replace_words(packed.words.copy())
+        np.testing.assert_array_equal(module.unpack(on_host, on_host.words), in_order)
+        np.testing.assert_array_equal(on_host.unpack(), in_order)
     assert nbytes < most_share * 3 * records.nbytes
 
 
