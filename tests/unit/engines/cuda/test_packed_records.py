@@ -166,3 +166,82 @@ def test_the_bits_of_a_record():
     assert BitFields.of(order, has_rows=True, num_codes=0).record_bits == 1 + 22 + 22 + 32
     assert BitFields.of(order, has_rows=True, num_codes=5).record_bits == 1 + 22 + 22 + 3
     assert BitFields.of(order, has_rows=False, num_codes=1).record_bits == 22 + 22 + 25
+
+
+class Memory:
+    """Memory of a GPU."""
+
+    def __init__(self, nbytes):
+        self.buffer = np.zeros(nbytes, np.uint8)
+
+
+class GpuArray(np.ndarray):
+    """An array of CuPy that is a view of its memory."""
+
+    def __new__(cls, shape, dtype, memptr):
+        return np.ndarray(shape, dtype, memptr.buffer).view(cls)
+
+    def set(self, array):
+        self[...] = array
+
+
+class Stream:
+    """Does its work at once; so all events have occurred."""
+
+    def __init__(self, non_blocking=True):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def record(self):
+        return None
+
+    def wait_event(self, event):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+@pytest.fixture
+def staging(module, monkeypatch):
+    """Load `staging` with the same stand-ins; arrays of the host are NumPy's."""
+    cupy = sys.modules["cupy"]
+    cupy.ndarray = GpuArray
+    cupy.cuda.Stream, cupy.cuda.get_current_stream = Stream, Stream
+    cupy.cuda.alloc = Memory
+    name = "tensorly_flycoo.engines.cuda.staging"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr("tensorly_flycoo.format.packed_records.move", lambda array, xp: array)
+    yield importlib.import_module(name)
+    sys.modules.pop(name)
+
+
+def test_words_of_a_file_are_copied_as_they_lie(staging, tmp_path):
+    """To one of two slots, from which they are unpacked; then the following ones are copied."""
+    copies, records = [], []
+    for seed in range(3):
+        record_format = RecordFormat.of((20, 40, 700), "float32", "uint32")
+        rng = np.random.default_rng(seed)
+        in_order = np.zeros((900 + seed, record_format.num_words), np.uint32)
+        in_order[:, 0] = np.sort(rng.integers(0, 20, len(in_order)))
+        record_format.values(in_order)[:] = rng.integers(1, 5, len(in_order))
+        is_used = np.isin(np.arange(20), in_order[:, 0])
+        order = RecordOrder(record_format, 0, np.flatnonzero(~is_used))
+        packed = reference_packing.pack(in_order, order)
+        np.save(tmp_path / f"{seed}.npy", packed.words)
+        copies.append(packed.replace_words(np.load(tmp_path / f"{seed}.npy", mmap_mode="r")))
+        records.append(in_order)
+    stager = staging.CudaStager()
+    kept = [stager.put_aside(copy) for copy in copies]
+    assert all(own.words is copy.words for own, copy in zip(kept, copies, strict=True))
+    for number in (0, 1, 2, 0):
+        following = kept[(number + 1) % 3]
+        with stager.take(kept[number], following) as found:
+            np.testing.assert_array_equal(found, records[number])
+        assert any(slot.array is following.words for slot in stager._slots)
+    assert len(stager._slots) == 2
