@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, invert_positive, move
-from ..base.devices import Devices
+from ..base.devices import Devices, OneDevice
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packed_records import PackedRecords
@@ -66,6 +66,10 @@ class Engine(Primitives, ABC):
     def num_devices(self) -> int:
         """The number of devices over which tensors are spread that are made from now on."""
         return 1 if self.devices is None else self.devices.count
+
+    def choose_builders(self, num_slabs: int) -> Devices:
+        """Choose what builds the slabs of a tensor: the devices, or the current one."""
+        return self.devices or OneDevice(self.xp)
 
     def spreads(self, nnz: int) -> bool:
         """Return whether a tensor of `nnz` nonzeros is spread over `devices` by default."""

@@ -689,7 +689,10 @@ def open_slabs(
     rows = [range(entry.start, entry.stop) for entry in index.entries]
     cut = engine.choose_cut(index.shape, np.dtype(index.dtype), index.groups)
     load = functools.partial(load_slab, folder, index, engine, keep, verify)
-    layout = place_slabs(engine, cut.record_format, index.num_slabs, rows, load, keep_aside)
+    devices = engine.devices or OneDevice(engine.xp)
+    layout = place_slabs(
+        engine, devices, cut.record_format, index.num_slabs, rows, load, keep_aside
+    )
     return add_labels(folder, FlycooTensor._of(engine, layout))
 
 

@@ -347,8 +347,9 @@ def _estimate_slabs(
         share = slabs_of_device / num_built
     device_nnz = math.ceil(share * nnz)
 
-    # First all records of a device are distributed to its slabs, then these are built one by one:
-    # each is sorted, then arranged beside those that are ready.
+    # First all records of a device are distributed to its slabs, then these are built, one or a few
+    # at a time: each is sorted, then arranged beside those that are ready.
+    num_at_once = engine.choose_builders(num_built).num_at_once
     distributing = _count_distributing_nbytes(device_nnz, record_format)
     slab_records = slab_nnz * record_nbytes
     sorting = slab_records + count_canonical_nbytes(slab_nnz, record_format, engine)
@@ -359,8 +360,8 @@ def _estimate_slabs(
     most_kept = kept + num_built * list_nbytes
     kept_by_device = math.ceil(share * most_kept)
     numbering = slab_nnz * (3 * record_nbytes + 24)  # a slab's records and their numbers
-    arranging = kept_by_device + slab_peak + numbering
-    building = max(sorting, arranging)
+    arranging = kept_by_device + num_at_once * (slab_peak + numbering)
+    building = max(num_at_once * sorting, arranging)
 
     # The records of a device are there all the time, unless they must wait on the host.
     device_records = device_nnz * record_nbytes
