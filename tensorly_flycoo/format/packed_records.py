@@ -11,7 +11,6 @@ be checked, or to build the tensor anew for a CPU.
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Self
@@ -101,6 +100,8 @@ class PackedRecords:
         Raise a ValueError if a row or a value is not in its table. Costs about 30 ns a record on
         one core; threads share the work.
         """
+        from concurrent.futures import ThreadPoolExecutor
+
         nnz, num_words = self.shape
         group_words = self.bits.record_bits
         num_groups = -(-nnz // WORD_BITS)

@@ -674,9 +674,10 @@ def open_slabs(
     """
     engine = select_engine(device)
     folder = Path(path)
-    if keep is None and engine.name != "cpu":
+    if keep is not None:
+        check_choice(keep, "keep", ("device", "host", "file"))
+    elif engine.name != "cpu":
         keep = "device"
-    check_choice(keep, "keep", ("device", "host", "file", None))
     index = Index.read(folder)
     keep_aside = None  # on a CPU, and on a GPU that holds the slabs
     if keep != "device" and engine.make_stager is not None:
