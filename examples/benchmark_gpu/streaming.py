@@ -74,7 +74,9 @@ def time_sweeps(x, factors, gpus, num_sweeps=4):
         found = [mttkrp(x, spread, mode) for mode in range(x.ndim)]
         wait_for_gpus(gpus)
         times.append(time.perf_counter() - start)
-    return float(np.median(times[num_sweeps > 1 :])), [tl.to_numpy(f).tobytes() for f in found]
+    with tl.backend_context("flycoo"):
+        bits = [tl.to_numpy(product).tobytes() for product in found]
+    return float(np.median(times[num_sweeps > 1 :])), bits
 
 
 def time_iterations(x, factors, gpus, num_iterations=6):

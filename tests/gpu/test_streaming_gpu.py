@@ -246,7 +246,7 @@ def test_several_gpus(tmp_path, monkeypatch, keep):
         with tl.backend_context("flycoo"):
             options = {"init": "random", "n_iter_max": 4, "tol": 0, "random_state": 0}
             cp = parafac(x, RANK, **options)
-        models.add(tuple(tl.to_numpy(factor).tobytes() for factor in cp.factors))
+            models.add(tuple(tl.to_numpy(factor).tobytes() for factor in cp.factors))
     assert (len(products), len(models)) == (1, 1)
 
 
