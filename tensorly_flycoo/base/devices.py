@@ -22,6 +22,7 @@ class Devices(Protocol):
 
     count: int
     others: Sequence[int] = ()  # besides the home device, if streams of this process serve them
+    num_at_once: int = 1  # calls that `map` makes on one device at the same time
     least_nnz: int = 0  # tensors with fewer nonzeros are by default on the first one alone
     least_nbytes: int = 0  # as are the factors of all modes if they take fewer bytes
 

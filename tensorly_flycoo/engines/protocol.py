@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, invert_positive, move
-from ..base.devices import Devices
+from ..base.devices import Devices, OneDevice
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
+from ..format.packed_records import PackedRecords
+from ..format.packing import RecordOrder
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts
 from .entries import PieceEntries
@@ -43,6 +45,9 @@ class Engine(Primitives, ABC):
     tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
     # Makes what copies host records to the current device, a `CudaStager`; None on the CPU.
     make_stager: Callable[[], Any] | None = None
+    # Packs sorted records, unless little were gained; None on the CPU, where unpacking them takes
+    # longer than what it saves.
+    pack_records: Callable[[Array, RecordOrder], PackedRecords | None] | None = None
     entries: type[PieceEntries] = PieceEntries
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
     most_row_blocks: int = 1  # of the `RowBlocks` that an operation on nonzeros writes to
@@ -62,6 +67,10 @@ class Engine(Primitives, ABC):
     def num_devices(self) -> int:
         """The number of devices over which tensors are spread that are made from now on."""
         return 1 if self.devices is None else self.devices.count
+
+    def choose_builders(self, num_slabs: int) -> Devices:
+        """Choose what builds the slabs of a tensor: the devices, or the current one."""
+        return self.devices or OneDevice(self.xp)
 
     def spreads(self, nnz: int) -> bool:
         """Return whether a tensor of `nnz` nonzeros is spread over `devices` by default."""

@@ -9,7 +9,8 @@ import numpy as np
 from ..base.array_modules import Array, move
 from .layout import Layout, RowTiling, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm
-from .packing import Cut, RecordFormat
+from .packed_records import PackedRecords
+from .packing import Cut, RecordFormat, RecordOrder
 from .primitives import Primitives, Step, index_dtype
 
 
@@ -26,6 +27,8 @@ def number_prefixes(layout: Layout, primitives: Primitives) -> None:
     group = record_format.groups[0]
     coords = xp.zeros((len(group) + 1, num_prefixes), np.int64)
     with layout.hold_records() as records:
+        if isinstance(records, PackedRecords):  # of a file
+            records = records.unpack()
         for start in range(0, layout.nnz, primitives.block_size):
             block = move(records[start : start + primitives.block_size], xp)  # from a file
             numbers = record_format.merged.rows(block, 0, xp)
@@ -78,6 +81,13 @@ class ReplicatedLayout(Layout):
 
     def get_copies(self) -> Sequence[Array]:
         return self.copies
+
+    def list_orders(self) -> list[RecordOrder]:
+        """List the orders of the copies."""
+        tilings = enumerate(self.tilings)
+        return [
+            RecordOrder(self.record_format, mode, tiling.empty_rows) for mode, tiling in tilings
+        ]
 
     @classmethod
     def name_copies(cls, ndim: int) -> list[str]:

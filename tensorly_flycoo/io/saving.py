@@ -4,7 +4,8 @@ import errno
 import itertools
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -17,9 +18,17 @@ from ..engines import Engine, select_engine
 from ..format.groups import check_groups, check_products
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.packing import Cut, RecordFormat
+from ..format.packed_records import (
+    BLOCK_NNZ,
+    MOST_CODES,
+    PackedRecords,
+    choose_bits,
+    count_words,
+    has_long_rows,
+)
+from ..format.packing import Cut, RecordFormat, RecordOrder
 from ..format.primitives import NO_ROW, index_dtype
-from ..format.replicated import number_prefixes
+from ..format.replicated import ReplicatedLayout, number_prefixes
 from ..spread.slab_layout import SlabLayout
 from ..tensor.coo_cache import LabelledData, as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
@@ -28,6 +37,9 @@ from ..tensor.unknown import Unknown
 from . import array_file
 from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
 from .places import FilePath
+
+#: Packs records in an order, or returns None: see `Engine.pack_records`.
+PackRecords: TypeAlias = Callable[[Array, RecordOrder], PackedRecords | None]
 
 #: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**15
@@ -84,9 +96,16 @@ def save(path: FilePath, x: LabelledData) -> None:
 
 
 def write_layout(
-    path: FilePath, layout: Layout, labelled: LabelledTensor | None = None, alignment: int = 1
+    path: FilePath,
+    layout: Layout,
+    labelled: LabelledTensor | None = None,
+    alignment: int = 1,
+    pack: PackRecords | None = None,
 ) -> None:
-    """Write a layout, with the labels and unknown cells of its tensor, to a file; see `save`."""
+    """Write a layout, with the labels and unknown cells of its tensor, to a file; see `save`.
+
+    A function `pack` packs the copies of the layout "replicated": see `Engine.pack_records`.
+    """
     with layout.hold_records():  # no other thread may remap them while they are written
         record_format = layout.record_format
         header: Header = {
@@ -100,6 +119,9 @@ def write_layout(
             "norm": layout.norm,
         }
         arrays = layout.iterate_arrays()
+        if pack is not None and isinstance(layout, ReplicatedLayout) and layout.nnz > 0:
+            header["packed"] = describe_packed(layout)
+            arrays = pack_copies(layout, pack)
         if labelled is not None:
             label_header, label_arrays = describe_labels(
                 labelled.labels, labelled.unknown, labelled.value_column
@@ -107,6 +129,26 @@ def write_layout(
             header |= label_header
             arrays = itertools.chain(label_arrays, arrays)
         save_arrays(path, TENSOR, header, arrays, alignment)
+
+
+def describe_packed(layout: ReplicatedLayout) -> Header:
+    """Say what the words of packed records do not tell."""
+    has_rows = [has_long_rows(order, layout.nnz) for order in layout.list_orders()]
+    return {"nnz": layout.nnz, "block_nnz": BLOCK_NNZ, "has_rows": has_rows}
+
+
+def pack_copies(layout: ReplicatedLayout, pack: PackRecords) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays of a layout, with packed records in place of those that can be packed."""
+    arrays = dict(layout.iterate_arrays())
+    names = layout.name_copies(layout.merged.ndim)
+    for mode, (name, order) in enumerate(zip(names, layout.list_orders(), strict=True)):
+        packed = pack(arrays[name], order)
+        if packed is not None:
+            del arrays[name]
+            yield f"packed_{mode}", packed.words
+            if packed.values is not None:
+                yield f"packed_values_{mode}", packed.values
+    yield from arrays.items()
 
 
 def describe_labels(
@@ -161,8 +203,8 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
     -----
     Damage is detected by the CRC-32 checksum of each array. A malicious file may hold any tensor or
     a wrong plan, but cannot run code, read or write out of bounds, or allocate more than its own
-    size (and, if combinations are numbered, 13 bytes per row of the first group's modes): all sizes
-    and indices are checked, in one pass over the file.
+    size (and, if combinations are numbered, 13 bytes per row of the first group's modes; and what
+    packed records of a slab hold): all sizes and indices are checked, in one pass over the file.
 
     Examples
     --------
@@ -205,12 +247,16 @@ def read_layout(reader: ArrayReader, cut: Cut, engine: Engine) -> Layout:
     for name in reader.names():
         if not name.startswith(_BESIDE_LAYOUT):
             arrays[name] = reader.read(name)
+    arrays = find_packed(reader.header, arrays, cut.record_format)
+    for name, array in arrays.items():
+        if isinstance(array, PackedRecords):
+            arrays[name] = array.unpack()
     check_arrays(reader.header["layout"], arrays, cut)
     moved = {name: move(array, engine.xp) for name, array in arrays.items()}
     return make_layout(reader.header, moved, cut, engine)
 
 
-def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: Engine) -> Layout:
+def make_layout(header: Header, arrays: dict[str, Any], cut: Cut, engine: Engine) -> Layout:
     """Make a layout from its saved header and checked arrays."""
     cls = LAYOUT_CLASSES[header["layout"]]
     layout = cls.from_arrays(arrays, cut, header["norm"])
@@ -239,10 +285,7 @@ def find_cut(reader: ArrayReader, record_format: RecordFormat, engine: Engine) -
 def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:
     """Return the coords and values of saved nonzeros, which are not checked."""
     merged = record_format.merged
-    cls = LAYOUT_CLASSES[reader.header["layout"]]
-    first_copy = cls.name_copies(merged.ndim)[0]  # all copies hold the same nonzeros
-    records_shape = (None, record_format.num_words)
-    records = reader.read(first_copy, records_shape, (record_format.word_dtype,))
+    records = _read_first_copy(reader, record_format)  # all copies hold the same nonzeros
     # Building takes memory and time in proportion to the mode sizes, and a header can claim huge
     # ones. A genuine file of such a tensor lists as many empty rows: check that first.
     nnz = records.shape[0]
@@ -250,6 +293,59 @@ def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.n
         empty_rows = reader.read(f"empty_rows_{mode}")
         _require(empty_rows.size >= size - nnz, f"empty_rows_{mode}")
     return record_format.coords(records), record_format.values(records)
+
+
+def _read_first_copy(reader: ArrayReader, record_format: RecordFormat) -> np.ndarray:
+    """Read the records of the first copy, and unpack them if they are packed."""
+    names = {"packed_0", "packed_values_0", "empty_rows_0"} & reader.names()
+    if "packed_0" in names:
+        arrays = {name: reader.read(name) for name in names}
+        packed: Any = find_packed(reader.header, arrays, record_format)["records_0"]
+        return packed.unpack()
+    cls = LAYOUT_CLASSES[reader.header["layout"]]
+    first_copy = cls.name_copies(record_format.merged.ndim)[0]
+    records_shape = (None, record_format.num_words)
+    return reader.read(first_copy, records_shape, (record_format.word_dtype,))
+
+
+def find_packed(
+    header: Header, arrays: Mapping[str, np.ndarray], record_format: RecordFormat
+) -> dict[str, Any]:
+    """Return the arrays of a file with `PackedRecords` in place of what these are made of."""
+    found: dict[str, Any] = dict(arrays)
+    if "packed" not in header:
+        return found
+    merged = record_format.merged
+    facts = header["packed"]
+    nnz, block_nnz, has_rows = (facts[name] for name in ("nnz", "block_nnz", "has_rows"))
+    are_right = type(nnz) is int and nnz > 0 and block_nnz == BLOCK_NNZ
+    if not are_right or len(has_rows) != merged.ndim or not {*map(type, has_rows)} <= {bool}:
+        raise ValueError(f"packed is {facts!r}")
+    for mode, size in enumerate(merged.shape):
+        name = f"packed_{mode}"
+        words = found.pop(name, None)
+        values = found.pop(f"packed_values_{mode}", None)
+        if words is None:  # little were gained
+            continue
+        empty_rows = found[f"empty_rows_{mode}"]
+        _require(empty_rows.size >= size - nnz, f"empty_rows_{mode}")  # before rows are listed
+        order = RecordOrder(record_format, mode, empty_rows)
+        if values is not None:
+            _check_values(values, record_format, f"packed_values_{mode}")
+        bits = choose_bits(order, has_rows[mode], values)
+        _require(words.dtype == np.uint32, name)
+        _require(words.shape == (count_words(nnz, bits),), name)
+        found[f"records_{mode}"] = PackedRecords.of(words, order, nnz, has_rows[mode], values)
+    return found
+
+
+def _check_values(values: np.ndarray, record_format: RecordFormat, name: str) -> None:
+    """Refuse a table of values that packed records could not have."""
+    _require(values.dtype == np.uint32, name)
+    _require(values.ndim == 1, name)
+    num_values, rest = divmod(values.nbytes, record_format.dtype.itemsize)
+    _require(rest == 0, name)
+    _require(0 < num_values <= MOST_CODES, name)
 
 
 def read_format(reader: ArrayReader) -> RecordFormat:
@@ -281,7 +377,7 @@ def read_format(reader: ArrayReader) -> RecordFormat:
     return record_format
 
 
-def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
+def check_arrays(layout: str, arrays: dict[str, Any], cut: Cut) -> None:
     """Refuse ids by which an engine would write out of bounds; checksums vouch for all else."""
     check_shapes(layout, arrays, cut)
     record_format = cut.record_format
@@ -290,7 +386,10 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     copies = cls.name_copies(merged.ndim)
     nnz = arrays[copies[0]].shape[0]
     for name in copies:
-        _check_records(arrays[name], record_format, name)
+        records = arrays[name]
+        if isinstance(records, PackedRecords):
+            records = records.unpack()
+        _check_records(records, record_format, name)
     # The plan: rows that go on from tile to tile, rows without nonzeros, and places of records.
     for mode, size in enumerate(merged.shape):
         carry_name = f"carry_rows_{mode}"
@@ -316,7 +415,7 @@ def _check_records(records: np.ndarray, record_format: RecordFormat, name: str) 
                 _check_limit(indices, size, name)
 
 
-def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
+def check_shapes(layout: str, arrays: dict[str, Any], cut: Cut) -> None:
     """Refuse arrays of other names, shapes or dtypes than the layout has; read no element."""
     unchecked = dict(arrays)  # `_take` removes each array that it checks
     record_format = cut.record_format
@@ -326,7 +425,7 @@ def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     first_copy = copies[0]
     _require(first_copy in arrays, first_copy)
     records = arrays[first_copy]
-    _require(records.ndim == 2, first_copy)
+    _require(len(records.shape) == 2, first_copy)
     nnz = records.shape[0]
     num_tiles = -(-nnz // cut.tile_size)
     # Numbered combinations of indices are those of nonzeros.
@@ -345,15 +444,15 @@ def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
 
 
 def _take(
-    arrays: dict[str, np.ndarray], name: str, dtype: DTypeLike, shape: tuple[int, ...] | None = None
-) -> np.ndarray:
+    arrays: dict[str, Any], name: str, dtype: DTypeLike, shape: tuple[int, ...] | None = None
+) -> Any:
     """Remove and return an array of the given dtype and shape (None: one axis), in C order."""
     _require(name in arrays, name)
     array = arrays.pop(name)
     expected_shape = shape or (array.size,)
     _require(array.dtype == dtype, name)
     _require(array.shape == expected_shape, name)
-    _require(array.flags.c_contiguous, name)
+    _require(isinstance(array, PackedRecords) or array.flags.c_contiguous, name)
     return array
 
 

@@ -20,7 +20,7 @@ from ..base.reporting import report
 from ..base.value_dtypes import VALUE_DTYPES
 from ..base.watching import watched
 from ..engines import Engine, select_engine
-from ..engines.out_of_memory import attempt
+from ..engines.out_of_memory import attempt, check_room
 from ..format.groups import check_groups, check_products, find_groups, find_longest_mode, list_rest
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
@@ -35,7 +35,7 @@ from ..spread.building import (
     sort_bucket,
     split_records,
 )
-from ..spread.slab_layout import SlabLayout
+from ..spread.memory import estimate_piece
 from ..spread.streamed import make_keep_aside
 from ..spread.whole_layout import place_slabs
 from ..tensor.labelled import LabelledTensor, Labels
@@ -330,7 +330,8 @@ def save_slabs(
         As of `FlycooTensor`. "replicated" reads the nonzeros of a mode in sequence, "indexed" takes
         less space but jumps between them.
     device : {"auto", "cpu", "cuda"}, optional
-        Where slabs are built, and the tensor will be used: plans differ. As for `FlycooTensor`.
+        Where slabs are built, and the tensor will be used. As for `FlycooTensor`. Plans differ, and
+        for "cuda" the records of the layout "replicated" are packed: see Notes.
     columns : sequence of str, optional
         The columns of .parquet files without `modes`: those of the modes, integers from 0 up, then
         that of the values. By default all.
@@ -366,7 +367,10 @@ def save_slabs(
     removes it.
 
     The folder has a file "slabs.json" and, for each slab, a file as of `save`, in which arrays
-    begin at multiples of 4096 bytes.
+    begin at multiples of 4096 bytes. A GPU writes records without the bits that no index needs and
+    the index by which they are sorted, and numbers in place of values where these repeat: some .4
+    to .65 of their bytes. It reads them from a file as they lie. A CPU, which would take longer to
+    unpack them than to multiply, leaves its folders unpacked.
 
     Examples
     --------
@@ -414,10 +418,9 @@ slabs=2>
     check_choice(layout, "layout", _FILE_LAYOUTS)
     engine = select_engine(device)
     with make_folder(path) as folder:
-        held_layout = getattr(parts, "_layout", None)
-        if isinstance(held_layout, SlabLayout) and type(parts) is not FlycooTensor:  # on a cluster
-            wanted = [num_slabs or held_layout.num_slabs, np.dtype(dtype).name, layout]
-            index = _write_held_slabs(folder, held_layout, wanted)
+        if isinstance(parts, FlycooTensor) and type(parts) is not FlycooTensor:  # on a cluster
+            wanted = [num_slabs or parts.slabs, np.dtype(dtype).name, layout]
+            index = _write_held_slabs(folder, parts, wanted)
         else:
             index = _build_slabs(folder, fill, reading.dtype, num_slabs, layout, engine)
         if labelled is not None:
@@ -441,11 +444,12 @@ def _write_labels(folder: Path, labels: Labels, unknown: Unknown, value_column: 
     array_file.save_arrays(folder / _LABELS_NAME, LABELS, header, arrays)
 
 
-def _write_held_slabs(folder: Path, layout: SlabLayout, wanted: list[Any]) -> Index:
+def _write_held_slabs(folder: Path, x: FlycooTensor, wanted: list[Any]) -> Index:
     """Have the workers of a cluster write the slabs that they hold, each its own.
 
     They write them as they are: `wanted` are the number of slabs, the dtype and the layout.
     """
+    layout: Any = x._layout
     record_format = layout.record_format
     present = [layout.num_slabs, record_format.dtype.name, layout.name]
     if wanted != present:
@@ -457,7 +461,7 @@ def _write_held_slabs(folder: Path, layout: SlabLayout, wanted: list[Any]) -> In
     there: list[Any] = []  # all workers write at the same time
     for number, slab in enumerate(layout.slabs):
         path = folder / _name_slab(number)
-        there.append(run(slab.home, _write_slab, path, slab.rows, slab.layout))
+        there.append(run(slab.home, _write_slab, path, slab.rows, slab.layout, x._engine))
     entries: list[Any] = layout.devices.collect(there)
     return Index(
         shape=record_format.shape,
@@ -495,7 +499,8 @@ def _build_slabs(
             report(f"building slab {number + 1} of {len(slab_rows)}")
             ordered = builder.attempt(builder.order, 0, rows)
             arranged = builder.attempt(arrange_slab, ordered, layout, engine)
-            entries.append(_write_slab(folder / _name_slab(number), rows, arranged))
+            path = folder / _name_slab(number)
+            entries.append(builder.attempt(_write_slab, path, rows, arranged, engine))
             del ordered, arranged  # before the next slab takes memory
     record_format = builder.record_format
     return Index(
@@ -586,9 +591,9 @@ def _fill_with_table(table: _Table, folder: Path, spool: Spool) -> Sequence[int]
     return check_shape([entries.size for entries in mode_labels.values()])
 
 
-def _write_slab(path: Path, rows: range | slice, layout: Layout) -> Entry:
+def _write_slab(path: Path, rows: range | slice, layout: Layout, engine: Engine) -> Entry:
     """Write a slab's file; return its entry of the index."""
-    saving.write_layout(path, layout, alignment=_ALIGNMENT)
+    saving.write_layout(path, layout, alignment=_ALIGNMENT, pack=engine.pack_records)
     with open_arrays(path, TENSOR) as reader:
         members_digest = digest(reader.list_members())
     return Entry(rows.start, rows.stop, path.stat().st_size, members_digest)
@@ -623,7 +628,9 @@ def open_slabs(
         read before it is needed, and the system may forget it afterwards. "device", on a GPU the
         default, copies one slab after the other to the device's memory. With "file" or "host" on a
         GPU, slabs visit it one by one, from the files or from pinned host memory; that needs the
-        layout "replicated".
+        layout "replicated". If the folder was made for another kind of device, such as one of
+        packed records that a CPU opens, the default is "device": each slab is read, unpacked and
+        built anew. Use `save_slabs` to write it for this device if it is opened often.
     verify : bool
         Whether to read and check all data. What is copied to memory is always checked.
 
@@ -667,9 +674,10 @@ def open_slabs(
     """
     engine = select_engine(device)
     folder = Path(path)
-    if keep is None:
-        keep = "file" if engine.name == "cpu" else "device"
-    check_choice(keep, "keep", ("device", "host", "file"))
+    if keep is not None:
+        check_choice(keep, "keep", ("device", "host", "file"))
+    elif engine.name != "cpu":
+        keep = "device"
     index = Index.read(folder)
     keep_aside = None  # on a CPU, and on a GPU that holds the slabs
     if keep != "device" and engine.make_stager is not None:
@@ -682,14 +690,20 @@ def open_slabs(
     rows = [range(entry.start, entry.stop) for entry in index.entries]
     cut = engine.choose_cut(index.shape, np.dtype(index.dtype), index.groups)
     load = functools.partial(load_slab, folder, index, engine, keep, verify)
-    layout = place_slabs(engine, cut.record_format, index.num_slabs, rows, load, keep_aside)
+    devices = engine.devices or OneDevice(engine.xp)
+    layout = place_slabs(
+        engine, devices, cut.record_format, index.num_slabs, rows, load, keep_aside
+    )
     return add_labels(folder, FlycooTensor._of(engine, layout))
 
 
 def load_slab(
-    folder: Path, index: Index, engine: Engine, keep: str, verify: bool, number: int
+    folder: Path, index: Index, engine: Engine, keep: str | None, verify: bool, number: int
 ) -> Layout:
-    """Read a slab's file, or map it, and compare it with the index; `verify` reads all of a map."""
+    """Read a slab's file, or map it, and compare it with the index; `verify` reads all of a map.
+
+    Without `keep` it is mapped if its plan is for the engine's kind of device.
+    """
     path = folder / _name_slab(number)
     entry = index.entries[number]
     with open_arrays(path, TENSOR) as reader:
@@ -701,12 +715,12 @@ def load_slab(
         record_format = saving.read_format(reader)
         _check_slab(reader, record_format, index, entry)
         cut = saving.find_cut(reader, record_format, engine)
-        if keep != "file":
-            if cut is not None:
-                return saving.read_layout(reader, cut, engine)
-            return _rebuild_slab(reader, record_format, index, engine)
         if cut is not None:
-            return _map_slab(reader, cut, engine, verify)
+            if keep in (None, "file"):
+                return _map_slab(reader, cut, engine, verify)
+            return saving.read_layout(reader, cut, engine)
+        if keep != "file":
+            return _rebuild_slab(reader, record_format, index, engine)
     raise ValueError(
         f"{path} has a plan for another kind of device, expected one for {engine.name!r}: pass "
         f"keep='device', or call save_slabs(new_path, open_slabs(path, keep='device'), "
@@ -741,24 +755,33 @@ def _rebuild_slab(
     coords, values = saving.read_records(reader, record_format)
     cut = engine.choose_cut(record_format.shape, values.dtype, index.groups)
     cut = cut._replace(num_numbered=record_format.num_numbered)
-    ordered = order_records(coords, values.copy(), cut, engine)
-    return arrange_slab(ordered, index.layout, engine)
+
+    def build() -> Layout:
+        layout_class = LAYOUT_CLASSES[index.layout]
+        estimate = estimate_piece(layout_class, values.size, cut, engine)
+        check_room(engine, estimate.peak_nbytes)
+        ordered = order_records(coords, values.copy(), cut, engine)
+        return arrange_slab(ordered, index.layout, engine)
+
+    return attempt(f"building a slab of {values.size:,} nonzeros anew", build)
 
 
 def _map_slab(reader: ArrayReader, cut: Cut, engine: Engine, verify: bool) -> Layout:
     """Map the arrays of a slab's file; `verify` reads them all, to check them."""
-    name = reader.header["layout"]
+    header = reader.header
+    name = header["layout"]
     array_names = reader.names() - {"header"}
     if verify:
         for array_name in array_names:
             reader.read(array_name)  # compares its checksum
-    arrays = {array_name: reader.map(array_name) for array_name in array_names}
+    mapped = {array_name: reader.map(array_name) for array_name in array_names}
+    arrays = saving.find_packed(header, mapped, cut.record_format)
     if verify:
         saving.check_arrays(name, arrays, cut)
     else:
         saving.check_shapes(name, arrays, cut)
     if engine.make_stager is not None:  # on a GPU, to which only the plan goes: records are staged
         copies = set(LAYOUT_CLASSES[name].name_copies(cut.record_format.merged.ndim))
-        plan = array_names - copies
+        plan = arrays.keys() - copies
         arrays |= {array_name: move(arrays[array_name], engine.xp) for array_name in plan}
-    return saving.make_layout(reader.header, arrays, cut, engine)
+    return saving.make_layout(header, arrays, cut, engine)

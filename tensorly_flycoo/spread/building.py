@@ -13,6 +13,7 @@ the workers of a cluster (`dask.cluster_layout.ClusterBuilder`). The slabs have 
 
 import functools
 import operator
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -154,16 +155,17 @@ class MemoryBuilder(SlabBuilder):
         num_shares = devices.count
         if is_cupy(values):  # a GPU's own nonzeros stay there
             num_shares = 1
-        num_blocks = num_shares
+        num_blocks = num_shares * devices.num_at_once
         if waits_on_host:  # so that a device has a slab's share at a time
             num_blocks = max(num_shares, num_slabs)
         share = -(-nnz // num_blocks)
-        block_nnz = max(1, min(BLOCK_NNZ, share))
+        block_nnz = max(1, min(BLOCK_NNZ // devices.num_at_once, share))
         self._starts = range(0, max(1, nnz), block_nnz)
         self._homes = assign_homes(len(self._starts), num_shares)
         self._blocks: list[Array] = []  # packed
         self._parts: list[list[Array]] = []  # of each bucket, one from each block
         self._counts: dict[int, Array] = {}  # of rows, by device
+        self._lock = threading.Lock()  # held while they are changed
 
     def count_rows(self) -> Array:
         self._blocks = self.devices.map(self._pack, self._homes, self._starts)
@@ -179,7 +181,8 @@ class MemoryBuilder(SlabBuilder):
         mode = find_longest_mode(record_format.shape)
         rows = record_format.rows(records, mode, self.primitives.xp)
         counts = count_rows(rows, record_format.shape[mode])
-        self._counts[home] = self._counts.get(home, 0) + counts
+        with self._lock:
+            self._counts[home] = self._counts.get(home, 0) + counts
         return self._wait(records)
 
     def split(self, buckets: Sequence[range]) -> None:

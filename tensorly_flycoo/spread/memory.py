@@ -34,13 +34,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
+from ..base.devices import assign_homes
 from ..engines import Engine, select_engine
 from ..engines.out_of_memory import format_nbytes
 from ..format.groups import find_groups, list_rest
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import count_canonical_nbytes
-from ..format.packing import Cut, Groups, RecordFormat
+from ..format.packing import Cut, Groups, RecordFormat, round_up
 from ..format.primitives import Primitives, index_dtype
 from ..format.replicated import ReplicatedLayout, cut_prefixes
 from ..format.tree import count_waiting
@@ -202,16 +203,20 @@ def estimate_memory(
         return MemoryEstimate(nbytes, peak_nbytes)
 
     # In slabs. Each numbers its own prefixes, which are not counted.
-    host_nbytes = 0
-    if is_streamed:
-        num_slabs, num_resident = plan_streaming(engine, name, tensor, slabs)
-        record_format = tensor.choose_cut(engine).record_format
-        copy_nbytes = nnz * record_format.record_nbytes // num_slabs  # of a slab, for one mode
-        slab_nbytes = len(division) * copy_nbytes  # it has a copy for each group of modes
-        num_streamed = max(0, num_slabs - num_resident)
-        host_nbytes = num_streamed * slab_nbytes
+    if not is_streamed:
+        return MemoryEstimate(*estimate_layout(engine, name, tensor, num_slabs))
+    num_slabs, num_resident = plan_streaming(engine, name, tensor, slabs)
     nbytes, peak_nbytes = estimate_layout(engine, name, tensor, num_slabs)
-    return MemoryEstimate(nbytes, peak_nbytes - host_nbytes, host_nbytes)
+    record_format = tensor.choose_cut(engine).record_format
+    copy_nbytes = nnz * record_format.record_nbytes // num_slabs  # of a slab, for one mode
+    slab_nbytes = len(division) * copy_nbytes  # it has a copy for each group of modes
+    slabs_of_devices = Counter(assign_homes(num_slabs, engine.num_devices)).values()
+    streamed = [max(0, count - num_resident) for count in slabs_of_devices]
+    return MemoryEstimate(
+        nbytes,
+        peak_nbytes=peak_nbytes - max(streamed) * slab_nbytes,
+        host_nbytes=sum(streamed) * slab_nbytes,
+    )
 
 
 # The sum
@@ -342,8 +347,9 @@ def _estimate_slabs(
         share = slabs_of_device / num_built
     device_nnz = math.ceil(share * nnz)
 
-    # First all records of a device are distributed to its slabs, then these are built one by one:
-    # each is sorted, then arranged beside those that are ready.
+    # First all records of a device are distributed to its slabs, then these are built, one or a few
+    # at a time: each is sorted, then arranged beside those that are ready.
+    num_at_once = engine.choose_builders(num_built).num_at_once
     distributing = _count_distributing_nbytes(device_nnz, record_format)
     slab_records = slab_nnz * record_nbytes
     sorting = slab_records + count_canonical_nbytes(slab_nnz, record_format, engine)
@@ -354,8 +360,8 @@ def _estimate_slabs(
     most_kept = kept + num_built * list_nbytes
     kept_by_device = math.ceil(share * most_kept)
     numbering = slab_nnz * (3 * record_nbytes + 24)  # a slab's records and their numbers
-    arranging = kept_by_device + slab_peak + numbering
-    building = max(sorting, arranging)
+    arranging = kept_by_device + num_at_once * (slab_peak + numbering)
+    building = max(num_at_once * sorting, arranging)
 
     # The records of a device are there all the time, unless they must wait on the host.
     device_records = device_nnz * record_nbytes
@@ -472,17 +478,20 @@ def choose_layout(engine: Engine, name: str, tensor: TensorSizes, num_prefixes: 
 
 
 def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None = None) -> int:
-    """Choose as few slabs as `MAX_SLAB_NNZ` allows, but one for each device.
+    """Choose as few slabs as `MAX_SLAB_NNZ` allows, but equally many for each device.
 
     If records of `streamed_nbytes` are streamed, a slab has at most `STREAMED_NBYTES` of them, and
-    there are at least two, so that one is copied while the other is computed.
+    a device has at least two, so that one is copied while the other is computed.
+
+    >>> choose_num_slabs(100), choose_num_slabs(100, 3), choose_num_slabs(2**33 + 1, 2)
+    (1, 3, 4)
     """
-    least_by_nnz = -(-nnz // MAX_SLAB_NNZ)
-    num_slabs = max(num_devices, least_by_nnz)
-    if streamed_nbytes is None:
-        return num_slabs
-    least_by_nbytes = -(-nnz * streamed_nbytes // STREAMED_NBYTES)
-    return max(2, num_slabs, least_by_nbytes)
+    least_of_device = 1
+    num_slabs = -(-nnz // MAX_SLAB_NNZ)
+    if streamed_nbytes is not None:
+        least_of_device = 2
+        num_slabs = max(num_slabs, -(-nnz * streamed_nbytes // STREAMED_NBYTES))
+    return max(least_of_device * num_devices, round_up(num_slabs, num_devices))
 
 
 def plan_streaming(
@@ -498,14 +507,19 @@ def plan_streaming(
         num_slabs = choose_num_slabs(tensor.nnz, engine.num_devices, record_nbytes)
     nbytes, peak_nbytes = estimate_layout(engine, name, tensor, num_slabs)
     free_nbytes = engine.count_free_nbytes()
-    num_resident = count_resident_slabs(nbytes, peak_nbytes, num_slabs, free_nbytes)
+    most_slabs = -(-num_slabs // engine.num_devices)  # of a device
+    device_nbytes = -(-nbytes * most_slabs // num_slabs)
+    num_resident = count_resident_slabs(device_nbytes, peak_nbytes, most_slabs, free_nbytes)
     return num_slabs, num_resident
 
 
 def count_resident_slabs(
     nbytes: int, peak_nbytes: int, num_slabs: int, free_nbytes: int | None
 ) -> int:
-    """Count the slabs, of `nbytes` in all, that fit in half of the free memory, with building."""
+    """Count the slabs of a device, of `nbytes` in all, that fit in half of its free memory.
+
+    What building adds to them fits there too.
+    """
     if free_nbytes is None:
         return 0
     building_nbytes = peak_nbytes - nbytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from ..base.array_modules import Array
 from ..format.layout import Layout, RowTiling
-from ..format.packing import Cut, RecordOrder
+from ..format.packing import Cut
 from ..format.primitives import Primitives, Step
 from ..format.replicated import ReplicatedLayout
 
@@ -57,7 +57,7 @@ class StreamedLayout(ReplicatedLayout):
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         copies = []
-        for copy, order in zip(self.copies, list_orders(self), strict=True):
+        for copy, order in zip(self.copies, self.list_orders(), strict=True):
             with self.stager.take(copy, None) as records:
                 mapped_records = self.record_format.map_values(records, function)
                 copies.append(self.stager.put_aside(mapped_records, order))
@@ -77,18 +77,12 @@ def make_keep_aside(make_stager: Callable[[], CudaStager], num_resident: int) ->
             return layout
         assert isinstance(layout, ReplicatedLayout)
         stager = stagers[home]
-        pairs = zip(layout.copies, list_orders(layout), strict=True)
+        pairs = zip(layout.copies, layout.list_orders(), strict=True)
         copies = [stager.put_aside(copy, order) for copy, order in pairs]
         streamed = StreamedLayout(layout.cut, copies, layout.tilings, layout.norm, stager)
         return layout.share_prefixes(streamed)
 
     return keep_aside
-
-
-def list_orders(layout: ReplicatedLayout) -> list[RecordOrder]:
-    """List the orders of a layout's copies."""
-    tilings = enumerate(layout.tilings)
-    return [RecordOrder(layout.record_format, mode, tiling.empty_rows) for mode, tiling in tilings]
 
 
 def link_copies(layouts: Sequence[StreamedLayout]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.array_modules import Array, is_cupy
 from ..base.checks import check_finite, check_inside
-from ..base.devices import OneDevice, assign_homes
+from ..base.devices import Devices, assign_homes
 from ..base.reporting import log_compilation
 from ..engines import Engine
 from ..engines.out_of_memory import GAPS, PLACES, SMALLER, attempt, check_room
@@ -177,7 +177,7 @@ def build_slabs(
     keep_aside: KeepAside | None = None,
 ) -> SlabLayout:
     """Build slabs, whose records wait on the devices, or on the host if these are too small."""
-    devices = engine.devices or OneDevice(engine.xp)
+    devices = engine.choose_builders(num_slabs)
     record_format = cut.record_format
     tensor = TensorSizes(values.shape[0], record_format.shape, values.dtype, record_format.groups)
     likely_name = memory.choose_layout(engine, name, tensor)  # prefixes may change it
@@ -198,11 +198,13 @@ def build_slabs(
         ordered[number] = None  # so that its records are freed once they are arranged
         return arrange_slab(slab, common_name, engine)
 
-    return place_slabs(engine, builder.record_format, num_slabs, rows, arrange, keep_aside)
+    record_format = builder.record_format
+    return place_slabs(engine, devices, record_format, num_slabs, rows, arrange, keep_aside)
 
 
 def place_slabs(
     engine: Engine,
+    devices: Devices,
     record_format: RecordFormat,
     num_slabs: int,
     rows: Sequence[range],
@@ -210,7 +212,6 @@ def place_slabs(
     keep_aside: KeepAside | None = None,
 ) -> SlabLayout:
     """Call a function of a slab's number on the slab's device, for each slab; keep the layouts."""
-    devices = engine.devices or OneDevice(engine.xp)
 
     def place(home: int, number: int, slab_rows: range) -> Slab:
         layout = make_layout(number)

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorly as tl
+from numpy_devices import NumpyDevices
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
@@ -14,6 +15,7 @@ from tensorly_flycoo.ops.sampling import make_sampler
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 from tensorly_flycoo.spread import memory
 from tensorly_flycoo.spread.slab_layout import SlabLayout
+from tensorly_flycoo.spread.streamed import StreamedLayout
 
 SHAPE, RANK, NUM_SLABS = (40, 30, 200), 4, 5
 
@@ -104,6 +106,57 @@ def test_the_next_copy_of_a_sweep_is_announced(stagers):
     assert len(taken) == 4 * NUM_SLABS
     for (_, following), (array, _) in itertools.pairwise(taken):
         assert following is array
+
+
+@pytest.fixture(params=[2, 3])
+def devices(request, monkeypatch):
+    """Let the CPU engine stand for several devices."""
+    numpy_devices = NumpyDevices(request.param)
+    monkeypatch.setattr(CPU, "devices", numpy_devices)
+    return numpy_devices
+
+
+@pytest.mark.usual_limits("groups", "prefixes")
+def test_each_device_streams_its_own_slabs(stagers, devices):
+    """By a stager of its own, with the next copy of its own slabs announced."""
+    resident, factors = make(slabs=NUM_SLABS), draw_factors()
+    x = make(slabs=NUM_SLABS, keep="host")
+    assert x._layout.num_streamed == NUM_SLABS
+    for mode in (0, 1, 2, 0):
+        found, expected = (mttkrp(z, factors, mode) for z in (x, resident))
+        assert found.tobytes() == expected.tobytes()
+    assert len(stagers) == devices.count
+    for home, stager in enumerate(stagers):
+        layouts = [slab.layout for slab in x._layout.slabs if slab.home == home]
+        own = [layout.copies[mode] for mode in (0, 1, 2, 0) for layout in layouts]
+        assert [id(array) for array, _ in stager.taken] == list(map(id, own))
+        for (_, following), (array, _) in itertools.pairwise(stager.taken):
+            assert following is array
+        assert stager.num_held == 0
+
+
+@pytest.mark.usual_limits("prefixes")
+def test_devices_have_equally_many_slabs(stagers, devices, monkeypatch):
+    """And keep as many of them as fit in each one's memory."""
+    monkeypatch.setattr(memory, "STREAMED_NBYTES", 5000)
+    assert make(keep="host").slabs % devices.count == 0
+    num_slabs = 4 * devices.count
+    x = make(slabs=num_slabs)
+    sizes = memory.TensorSizes(3000, SHAPE, x.dtype, x.groups)
+    nbytes, peak_nbytes = memory.estimate_layout(CPU, "replicated", sizes, num_slabs)
+    kept = nbytes // devices.count
+    free_nbytes = 2 * (peak_nbytes - kept + kept * 5 // 8)  # room for two and a half
+    monkeypatch.setattr(CPU, "count_free_nbytes", lambda: free_nbytes)
+    y, factors = make(slabs=num_slabs, keep="host"), draw_factors()
+    assert y._layout.num_streamed == num_slabs - 2 * devices.count
+    for mode in range(3):
+        assert mttkrp(y, factors, mode).tobytes() == mttkrp(x, factors, mode).tobytes()
+    options = {"dtype": "float64", "device": "cpu", "keep": "host", "slabs": num_slabs}
+    estimate = estimate_memory(SHAPE, 3000, **options)
+    streamed = [slab.layout for slab in y._layout.slabs if isinstance(slab.layout, StreamedLayout)]
+    on_host = [copy.nbytes for layout in streamed for copy in layout.copies]
+    assert estimate.host_nbytes == pytest.approx(sum(on_host), rel=0.02)
+    assert peak_nbytes - estimate.peak_nbytes == estimate.host_nbytes // devices.count
 
 
 @pytest.mark.usual_limits("prefixes")  # of which estimates do not know

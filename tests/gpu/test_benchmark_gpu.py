@@ -212,11 +212,12 @@ def test_a_tensor_that_is_drawn_by_slab(options, last):
     ("name", "options"),
     [
         ("streaming", ["--tensor", "nell-2", "--share", "1e-3", "--slabs", "4"]),
+        ("streaming", ["--tensor", "nell-2", "--share", "1e-3", "--folder", "nell-2.flycoo"]),
         ("poisson", ["uber"]),
     ],
 )
-def test_other_programs_run(name, options):
+def test_other_programs_run(name, options, tmp_path):
     command = [sys.executable, PROGRAM / f"{name}.py", *options]
-    process = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "sweep" in process.stdout

@@ -8,11 +8,12 @@ import pytest
 import tensorly as tl
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs, stats
+from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs, set_device, stats
 from tensorly_flycoo.engines.cuda.engine import CUDA
-from tensorly_flycoo.engines.cuda.packed_records import PackedRecords
+from tensorly_flycoo.engines.cuda.gpus import CudaDevices
 from tensorly_flycoo.engines.cuda.staging import CudaStager
 from tensorly_flycoo.format.groups import find_groups
+from tensorly_flycoo.format.packed_records import PackedRecords
 from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.spread import memory
 from tensorly_flycoo.spread.slab_layout import SlabLayout
@@ -221,6 +222,57 @@ def test_a_folder(tmp_path, keep):
     for _ in range(2):
         for found, expected in zip(compute(x), compute(resident), strict=True):
             assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("keep", ["host", "file"])
+def test_several_gpus(tmp_path, monkeypatch, keep):
+    """Each GPU streams its own slabs; what holds them changes no bit."""
+    monkeypatch.setattr(memory, "count_resident_slabs", lambda *_: 0)
+    monkeypatch.setattr(CudaDevices, "least_nbytes", 0)  # else small factors are on the first GPU
+    save_slabs(tmp_path / "x", make(layout="replicated"), slabs=NUM_SLABS, device="cuda")
+    products, models = {tuple(array.tobytes() for array in compute(make()))}, set()
+    for count in range(1, cupy.cuda.runtime.getDeviceCount() + 1):
+        with set_device("cuda", gpus=count):
+            if keep == "host":
+                x = make(keep="host")
+            else:
+                x = open_slabs(tmp_path / "x", keep="file")
+        layout = x._layout
+        assert (layout.num_streamed, {*layout.homes}) == (NUM_SLABS, {*range(count)})
+        stagers = {(slab.home, id(slab.layout.stager)) for slab in layout.slabs}
+        assert len(stagers) == count
+        for _ in range(2):
+            products.add(tuple(array.tobytes() for array in compute(x)))
+        with tl.backend_context("flycoo"):
+            options = {"init": "random", "n_iter_max": 4, "tol": 0, "random_state": 0}
+            cp = parafac(x, RANK, **options)
+            models.add(tuple(tl.to_numpy(factor).tobytes() for factor in cp.factors))
+    assert (len(products), len(models)) == (1, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_folder_is_packed(tmp_path, dtype):
+    """Files are streamed as they lie, and a CPU can unpack them."""
+    rng = np.random.default_rng(0)
+    coords = np.unique([rng.integers(0, size, 400_000) for size in SHAPE], axis=1)
+    values = rng.integers(1, 5, coords.shape[1]).astype(dtype)
+    options = {"slabs": NUM_SLABS, "layout": "replicated"}
+    resident = FlycooTensor(coords, values, SHAPE, device="cuda", **options)
+    save_slabs(tmp_path / "x", resident, slabs=NUM_SLABS, device="cuda")
+    nbytes = sum(path.stat().st_size for path in (tmp_path / "x").iterdir())
+    assert nbytes < 0.35 * resident.nbytes
+    x = open_slabs(tmp_path / "x", device="cuda", keep="file", verify=True)
+    for slab in x._layout.slabs:
+        for copy in slab.layout.copies:
+            assert isinstance(copy, PackedRecords)
+            assert not copy.words.flags.writeable  # it is in the file
+    for found, expected in zip(compute(x), compute(resident), strict=True):
+        assert found.tobytes() == expected.tobytes()
+    on_cpu = open_slabs(tmp_path / "x", device="cpu")
+    for found, expected in zip(on_cpu.nonzeros(), (coords, values), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="has a plan for another kind of device"):
+        open_slabs(tmp_path / "x", device="cpu", keep="file")
 
 
 def test_folders_that_cannot_be_streamed(tmp_path):

@@ -70,6 +70,7 @@ class NumpyDevices:
     """Implements `devices.Devices`."""
 
     least_nnz = least_nbytes = 0
+    num_at_once = 1
 
     def __init__(self, count=1):
         self.count = count

@@ -11,12 +11,14 @@ import numpy as np
 from numpy import ndarray as Array
 
 from ...base.array_modules import move
+from ...base.devices import Devices
 from ...format.layout import Layout
 from ...format.packing import RecordFormat
 from ...format.primitives import Step, list_nonempty_rows
 from ..protocol import Engine, Factors
 from . import mttkrp, narrow_rows, products, ratios, row_updates, threads, updates
 from . import ttmc as ttmc_kernels
+from .builders import SlabThreads
 from .free_memory import count_free_nbytes
 from .imputing import CpuEntries
 from .primitives import CpuPrimitives
@@ -47,6 +49,9 @@ class CpuEngine(CpuPrimitives, Engine):
 
     def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
         return TILE_SIZE, BUCKET_SIZE
+
+    def choose_builders(self, num_slabs: int) -> Devices:
+        return self.devices or SlabThreads(num_slabs)
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         return move(coords, np), move(values, np)

@@ -16,6 +16,7 @@ from ...base.array_modules import GpuArray as Array
 from ...base.array_modules import is_cupy
 from ...base.checks import check_current_gpu
 from ...format.layout import Layout
+from ...format.packed_records import PackedRecords
 from ...format.packing import RecordFormat
 from ...format.primitives import Step
 from ..protocol import Engine, Factors
@@ -34,7 +35,7 @@ from . import (
 from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import PackedIds, find_bits, list_parts
 from .macros import Ratios, mttkrp_macros, ttmc_macros
-from .packed_records import PackedRecords
+from .packed_records import pack
 from .primitives import CudaPrimitives, launch_on_unfolding
 from .staging import CudaStager
 from .structs import (
@@ -74,6 +75,7 @@ class CudaEngine(CudaPrimitives, Engine):
     tall = tall
     make_stager = CudaStager
     most_row_blocks = 8
+    pack_records = staticmethod(pack)
 
     def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
         slot = slot_nbytes(record_format.merged)

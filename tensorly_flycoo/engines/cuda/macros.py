@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ...format.bit_fields import WORD_BITS, BitFields
+from ...format.packed_records import BLOCK_NNZ
 from ...format.packing import RecordFormat
 from ..narrow_rows import NARROW_FORMATS
 from ..row_rules import Method
@@ -342,4 +344,15 @@ def products_macros(rank: int, dtype: np.dtype) -> Macros:
         "NUM_WARPS": 32 if lane_rows == 1 else 16,
         "SEGMENT": tuning.GRAM_SEGMENT,
         "PRODUCT_LAYOUT": structs.PRODUCT,
+    }
+
+
+def packed_records_macros(bits: BitFields, record_format: RecordFormat) -> Macros:
+    """Return the macros of the kernels that pack and unpack records."""
+    return {
+        "NUM_WORDS": record_format.record_nbytes * 8 // WORD_BITS,
+        "NUM_FIELDS": len(bits.fields),
+        "HAS_ROWS": bits.row_field is not None,
+        "CODE_WORDS": bits.code_words,
+        "BLOCK_SIZE": BLOCK_NNZ,
     }

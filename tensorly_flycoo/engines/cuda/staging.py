@@ -11,8 +11,9 @@ import numpy as np
 
 from ...base.array_modules import GpuArray as Array
 from ...base.array_modules import copy_parts
+from ...format.packed_records import PackedRecords
 from ...format.packing import RecordOrder
-from .packed_records import PackedRecords, pack
+from .packed_records import pack, unpack
 
 #: An array that is used, and the next one, which is copied at the same time.
 _NUM_SLOTS = 2
@@ -33,19 +34,22 @@ class CudaStager:
         self._copies = cupy.cuda.Stream(non_blocking=True)
 
     def put_aside(
-        self, records: Array, order: RecordOrder | None = None
+        self, records: Array | PackedRecords, order: RecordOrder | None = None
     ) -> np.ndarray | PackedRecords:
         """Copy records of the GPU to pinned memory; those of the host stay where they are.
 
         If their order is known, and they would take less, they are packed.
         """
+        if isinstance(records, PackedRecords):  # in a file: only the tables go to the GPU
+            self._keep(records.words)
+            return records.move_tables(cupy)
         if isinstance(records, np.ndarray):
             return self._keep(records)
         if order is not None and len(records) > 0:
             packed = pack(records, order)
             if packed is not None:
                 words = self._keep(_copy_to_pinned(packed.words))
-                return packed.on_host(words)
+                return packed.replace_words(words)
         return self._keep(_copy_to_pinned(records))
 
     def _keep(self, array: np.ndarray) -> np.ndarray:
@@ -60,7 +64,7 @@ class CudaStager:
         """Yield records on the GPU; begin to bring the following ones as soon as there is room."""
         if isinstance(copy, PackedRecords):
             with self._hold(copy.words) as words:
-                records = copy.unpack(words)
+                records = unpack(copy, words)
             self._announce(following)
             yield records
         else:

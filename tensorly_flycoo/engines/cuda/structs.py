@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...base.array_modules import GpuArray as Array
+from ...format.bit_fields import BitFields
 from ...format.packing import RecordFormat, round_up
 from .tuning import MAX_ROW_STEPS, RankCut
 
@@ -306,3 +307,21 @@ def row_pitch(array: Array) -> int:
 def _as_bytes(structure: np.ndarray) -> np.ndarray:
     """Hide the fields: CuPy would inspect each of them at every launch."""
     return structure.view(f"V{structure.itemsize}")
+
+
+def list_bits_members(bits: BitFields) -> list[int]:
+    """List the members of `Bits` in `packed_records.cu`."""
+    words, shifts, widths = zip(*bits.fields, strict=True)
+    row_word, row_shift, row_mask = bits.row_field or (0, 0, 0)
+    return [
+        *words,
+        *shifts,
+        *widths,
+        row_word,
+        row_shift,
+        row_mask.bit_length(),
+        bits.value_word,
+        bits.num_codes,
+        bits.code_bits,
+        bits.record_bits,
+    ]

@@ -34,6 +34,7 @@ from tensorly_flycoo import (
     save_slabs,
     write_tns,
 )
+from tensorly_flycoo.engines import out_of_memory
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format import groups
 from tensorly_flycoo.io import parts, slab_folder
@@ -530,9 +531,14 @@ def test_a_plan_for_another_device(path, monkeypatch):
     save_slabs(path, split(problem), slabs=3)
     monkeypatch.setattr(cpu, "TILE_SIZE", 64)
     with pytest.raises(ValueError, match=r"slab-00000\.npz has a plan for another kind of device"):
-        open_slabs(path, device="cpu")
+        open_slabs(path, device="cpu", keep="file")
     x = problem.tensor(layout="replicated", slabs=3, device="cpu")
-    check_same(open_slabs(path, device="cpu", keep="device"), x, problem.factors)
+    for keep in ("device", None):
+        check_same(open_slabs(path, device="cpu", keep=keep), x, problem.factors)
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: 1000)
+    monkeypatch.setattr(out_of_memory, "SURELY_FREE_NBYTES", 0)
+    with pytest.raises(MemoryError, match=r"building a slab of 2\d\d nonzeros anew needs more"):
+        open_slabs(path, device="cpu")
 
 
 # Damage

@@ -6,10 +6,13 @@ import types
 
 import numpy as np
 import pytest
+import reference_packing
 from emulated_gpu import HAS_COMPILER, EmulatedKernel, get_direct_kernel
 
-from tensorly_flycoo.engines.cuda.bit_fields import WORD_BITS, BitFields
-from tensorly_flycoo.engines.cuda.tuning import BLOCK_SIZE
+from tensorly_flycoo.engines.cuda.macros import packed_records_macros
+from tensorly_flycoo.engines.cuda.structs import list_bits_members
+from tensorly_flycoo.format.bit_fields import WORD_BITS, BitFields
+from tensorly_flycoo.format.packed_records import BLOCK_NNZ
 from tensorly_flycoo.format.packing import RecordFormat, RecordOrder
 
 pytestmark = HAS_COMPILER
@@ -32,11 +35,12 @@ def make_records(shape, dtype, groups, num_prefixes, nnz, num_values):
 
 
 def run(name, bits, record_format, nnz, num_blocks, *arrays):
-    members = bits.list_members()
+    members = list_bits_members(bits)
     formats = f"q{len(members)}i0Q{len(arrays)}Q"
-    kernel = EmulatedKernel("packed_records.cu", name, formats, bits.list_macros(record_format))
+    macros = packed_records_macros(bits, record_format)
+    kernel = EmulatedKernel("packed_records.cu", name, formats, macros)
     addresses = [0 if array is None else array.ctypes.data for array in arrays]
-    kernel((num_blocks, 1), BLOCK_SIZE, nnz, *members, *addresses)
+    kernel((num_blocks, 1), BLOCK_NNZ, nnz, *members, *addresses)
 
 
 CASES = {
@@ -67,14 +71,14 @@ def test_round_trips(case, nnz, num_values):
             bits = BitFields.of(RecordOrder(record_format, mode, None), has_rows, num_codes)
             num_groups = -(-nnz // WORD_BITS)
             packed = np.full(num_groups * bits.record_bits + 1, 2**32 - 1, np.uint32)
-            num_blocks = -(-nnz // BLOCK_SIZE)
+            num_blocks = -(-nnz // BLOCK_NNZ)
             counts = np.full(num_blocks, 99, np.uint32)
             run("count_beginnings", bits, record_format, nnz, num_blocks, in_order, counts)
             begins = np.diff(rows, prepend=rows[0] + 1) != 0
-            edges = range(0, nnz, BLOCK_SIZE)
+            edges = range(0, nnz, BLOCK_NNZ)
             if has_rows:
                 np.testing.assert_array_equal(counts, np.add.reduceat(begins.astype(int), edges))
-            num_launched = -(-num_groups // BLOCK_SIZE)
+            num_launched = -(-num_groups // BLOCK_NNZ)
             run("pack_bits", bits, record_format, nnz, num_launched, in_order, codes, packed)
             assert packed[-1] == 2**32 - 1
             first_ranks = (counts.cumsum() - counts).astype(np.uint32)
@@ -138,8 +142,11 @@ def test_copies_of_a_layout(dtype, num_values, num_rows, most_share, module):
         assert packed.shape == in_order.shape == (len(packed), record_format.num_words)
         assert packed.dtype == in_order.dtype
         nbytes += packed.nbytes
-        on_host = packed.on_host(packed.words.copy())
-        np.testing.assert_array_equal(on_host.unpack(on_host.words), in_order)
+        expected = reference_packing.pack(in_order, order, most_codes=2000 // 16)
+        np.testing.assert_array_equal(packed.words, expected.words)
+        on_host = packed.replace_words(packed.words.copy())
+        np.testing.assert_array_equal(module.unpack(on_host, on_host.words), in_order)
+        np.testing.assert_array_equal(on_host.unpack(), in_order)
     assert nbytes < most_share * 3 * records.nbytes
 
 
@@ -159,3 +166,82 @@ def test_the_bits_of_a_record():
     assert BitFields.of(order, has_rows=True, num_codes=0).record_bits == 1 + 22 + 22 + 32
     assert BitFields.of(order, has_rows=True, num_codes=5).record_bits == 1 + 22 + 22 + 3
     assert BitFields.of(order, has_rows=False, num_codes=1).record_bits == 22 + 22 + 25
+
+
+class Memory:
+    """Memory of a GPU."""
+
+    def __init__(self, nbytes):
+        self.buffer = np.zeros(nbytes, np.uint8)
+
+
+class GpuArray(np.ndarray):
+    """An array of CuPy that is a view of its memory."""
+
+    def __new__(cls, shape, dtype, memptr):
+        return np.ndarray(shape, dtype, memptr.buffer).view(cls)
+
+    def set(self, array):
+        self[...] = array
+
+
+class Stream:
+    """Does its work at once; so all events have occurred."""
+
+    def __init__(self, non_blocking=True):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def record(self):
+        return None
+
+    def wait_event(self, event):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+@pytest.fixture
+def staging(module, monkeypatch):
+    """Load `staging` with the same stand-ins; arrays of the host are NumPy's."""
+    cupy = sys.modules["cupy"]
+    cupy.ndarray = GpuArray
+    cupy.cuda.Stream, cupy.cuda.get_current_stream = Stream, Stream
+    cupy.cuda.alloc = Memory
+    name = "tensorly_flycoo.engines.cuda.staging"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr("tensorly_flycoo.format.packed_records.move", lambda array, xp: array)
+    yield importlib.import_module(name)
+    sys.modules.pop(name)
+
+
+def test_words_of_a_file_are_copied_as_they_lie(staging, tmp_path):
+    """To one of two slots, from which they are unpacked; then the following ones are copied."""
+    copies, records = [], []
+    for seed in range(3):
+        record_format = RecordFormat.of((20, 40, 700), "float32", "uint32")
+        rng = np.random.default_rng(seed)
+        in_order = np.zeros((900 + seed, record_format.num_words), np.uint32)
+        in_order[:, 0] = np.sort(rng.integers(0, 20, len(in_order)))
+        record_format.values(in_order)[:] = rng.integers(1, 5, len(in_order))
+        is_used = np.isin(np.arange(20), in_order[:, 0])
+        order = RecordOrder(record_format, 0, np.flatnonzero(~is_used))
+        packed = reference_packing.pack(in_order, order)
+        np.save(tmp_path / f"{seed}.npy", packed.words)
+        copies.append(packed.replace_words(np.load(tmp_path / f"{seed}.npy", mmap_mode="r")))
+        records.append(in_order)
+    stager = staging.CudaStager()
+    kept = [stager.put_aside(copy) for copy in copies]
+    assert all(own.words is copy.words for own, copy in zip(kept, copies, strict=True))
+    for number in (0, 1, 2, 0):
+        following = kept[(number + 1) % 3]
+        with stager.take(kept[number], following) as found:
+            np.testing.assert_array_equal(found, records[number])
+        assert any(slot.array is following.words for slot in stager._slots)
+    assert len(stager._slots) == 2

@@ -19,7 +19,7 @@
 
 #include "items.cuh"
 
-// Filled by Python (`packed_records.py`). A field has at most 32 bits, which begin `shift` bits
+// Filled by Python (`list_bits_members` in `structs.py`). A field has at most 32 bits, which begin `shift` bits
 // after a word does, and may end in the next one.
 struct Bits {
     int words[NUM_FIELDS], shifts[NUM_FIELDS], widths[NUM_FIELDS];

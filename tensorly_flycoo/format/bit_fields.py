@@ -1,20 +1,20 @@
-"""What a packed record holds: see `packed_records`. Needs no GPU."""
+"""What a packed record holds: see `packed_records`."""
 
 from typing import NamedTuple
 
-from ...format.packing import Field, RecordFormat, RecordOrder, field_width
-from . import tuning
+from .packing import Field, RecordFormat, RecordOrder, field_width
 
-#: The bits of a word; a field has at most so many.
+#: The bits of a word of packed records; a field has at most so many.
 WORD_BITS = 32
 
 
 class BitFields(NamedTuple):
-    """What a packed record holds: the members of `Bits` (`packed_records.cu`), and macros."""
+    """What a packed record holds. Words count from the start of a record, 32 bits each."""
 
     fields: tuple[Field, ...]  # with widths of at most 32 bits in place of masks
     row_field: Field | None  # of rows that are known by where they begin
     value_word: int
+    code_words: int  # of a value that is known by its number, or 0
     num_codes: int  # 0 if a value is among the fields
 
     @classmethod
@@ -25,14 +25,23 @@ class BitFields(NamedTuple):
         value_word = record_format.value_slot * value_bits // WORD_BITS
         kept = 0  # of the whole record, taken for one number
         for field in record_format.flat.fields:
-            kept |= _place(field)
+            kept |= _place(field, record_format)
         row_field = None
         if has_rows:
-            row_field = record_format.merged.fields[order.mode]
-            kept &= ~_place(row_field)
-        if num_codes == 0:
+            field = record_format.merged.fields[order.mode]
+            kept &= ~_place(field, record_format)
+            row_field = _count_words(field, record_format)
+        code_words = 0
+        if num_codes > 0:
+            code_words = value_bits // WORD_BITS
+        else:
             kept |= ((1 << value_bits) - 1) << (value_word * WORD_BITS)
-        return cls(tuple(_list_runs(kept)), row_field, value_word, num_codes)
+        return cls(tuple(_list_runs(kept)), row_field, value_word, code_words, num_codes)
+
+    @property
+    def code_bits(self) -> int:
+        """The bits of the number of a value."""
+        return field_width(max(self.num_codes, 1))
 
     @property
     def record_bits(self) -> int:
@@ -40,43 +49,20 @@ class BitFields(NamedTuple):
         num_bits = sum(width for _, _, width in self.fields)
         if self.row_field is not None:
             num_bits += 1
-        return num_bits + field_width(max(self.num_codes, 1))
-
-    def list_members(self) -> list[int]:
-        """List the members of `Bits`."""
-        words, shifts, widths = zip(*self.fields, strict=True)
-        row_word, row_shift, row_mask = self.row_field or (0, 0, 0)
-        return [
-            *words,
-            *shifts,
-            *widths,
-            row_word,
-            row_shift,
-            row_mask.bit_length(),
-            self.value_word,
-            self.num_codes,
-            field_width(max(self.num_codes, 1)),
-            self.record_bits,
-        ]
-
-    def list_macros(self, record_format: RecordFormat) -> dict[str, int | bool]:
-        """List the macros of the kernels."""
-        code_words = 0
-        if self.num_codes > 0:
-            code_words = record_format.dtype.itemsize // 4
-        return {
-            "NUM_WORDS": record_format.num_words,
-            "NUM_FIELDS": len(self.fields),
-            "HAS_ROWS": self.row_field is not None,
-            "CODE_WORDS": code_words,
-            "BLOCK_SIZE": tuning.BLOCK_SIZE,
-        }
+        return num_bits + self.code_bits
 
 
-def _place(field: Field) -> int:
+def _place(field: Field, record_format: RecordFormat) -> int:
     """Return the bits of a field, in a record that is taken for one number."""
     word, shift, mask = field
-    return mask << (word * WORD_BITS + shift)
+    return mask << (8 * record_format.word_dtype.itemsize * word + shift)
+
+
+def _count_words(field: Field, record_format: RecordFormat) -> Field:
+    """Return a field whose place is given in words of 32 bits."""
+    word, shift, mask = field
+    start = 8 * record_format.word_dtype.itemsize * word + shift
+    return start // WORD_BITS, start % WORD_BITS, mask
 
 
 def _list_runs(bits: int) -> list[Field]:
@@ -96,4 +82,4 @@ def _list_runs(bits: int) -> list[Field]:
             width += 1
         runs.append((start // WORD_BITS, start % WORD_BITS, width))
         start += width
-    return runs or [(0, 0, 0)]  # no array is empty
+    return runs or [(0, 0, 0)]  # no array of a kernel is empty
