@@ -176,5 +176,5 @@ def test_a_recording_that_fails(launches, monkeypatch):
 
 def test_few_iterations_are_not_recorded(launches):
     x = random_tensor((12, 15, 18), 700, random_state=0)
-    run_together(x, 2, SEEDS, Stopping(recording._LEAST_LEFT, 0))
+    run_together(x, 2, SEEDS, Stopping(recording._LEAST_LEFT_OF_BATCH, 0))
     assert not launches
