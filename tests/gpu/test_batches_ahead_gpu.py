@@ -6,6 +6,7 @@ import threading
 import cupy
 import numpy as np
 import pytest
+from compared_runs import assert_same
 
 from tensorly_flycoo import best_of, mttkrp, select_rank
 from tensorly_flycoo.loop import recording
@@ -24,14 +25,6 @@ def run_piece_by_piece(monkeypatch, *arguments, **options):
     with monkeypatch.context() as context:
         context.setattr(recording, "NUM_FIRST", 1000)
         return run_together(*arguments, **options)
-
-
-def assert_same(runs, expected):
-    for run, other in zip(runs, expected, strict=True):
-        assert run.errors == other.errors
-        assert (run.is_dropped, run.leader) == (other.is_dropped, other.leader)
-        for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
-            assert bool((factor == array).all())
 
 
 @pytest.mark.parametrize("has_momentum", [False, True])

@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from compared_runs import assert_same
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.loop import recording
@@ -98,14 +99,6 @@ def run_without(monkeypatch, name, *arguments, **options):
     with monkeypatch.context() as context:
         context.setattr(module, attribute, lambda *_: None)
         return run_together(*arguments, **options)
-
-
-def assert_same(runs, expected):
-    for run, other in zip(runs, expected, strict=True):
-        assert run.errors == other.errors
-        assert (run.is_dropped, run.leader) == (other.is_dropped, other.leader)
-        for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
-            np.testing.assert_array_equal(factor, array)
 
 
 @pytest.mark.parametrize("has_momentum", [False, True])
