@@ -29,7 +29,8 @@ collect_ignore_glob = ["conftest.py", "*/conftest.py", "*/fuzz_readers.py"]
 #: What no extra of the package installs: why a test may be skipped. Any other skip fails, so that
 #: what an extra installs and does not work is seen.
 MAY_SKIP = re.compile(
-    r"could not import '(jax|jax\.experimental\.sparse|torch|pygenten|anndata|parafac2|cell2cell)'"
+    r"could not import '(jax|jax\.experimental\.sparse|torch|pygenten|anndata|parafac2)'"
+    r"|could not import '(cell2cell|nvmath\.sparse\.ust)'"
     r"|(pygenten|cell2cell|pyright) is not installed"
     r"|the patch is for cell2cell"
     r"|pip cannot (download the wheel of|install TensorLy)|git cannot clone TensorLy"

@@ -465,8 +465,7 @@ def _run_tensorly_loop(whole: WholeTensor, options: _Options) -> Any:
     memory.factors_may_change = not only_reads(callback)
     memory.has_unit_weights = not options.normalize_factors  # the loop leaves them as they are
     is_plain = only_reads(callback) and memory.has_unit_weights and not options.linesearch
-    is_whole = not isinstance(whole, WholeResidual)
-    if is_plain and is_whole and suits(whole.tensor, options.rank):
+    if is_plain and whole.can_compute_ahead and suits(whole.tensor, options.rank):
         memory.ahead = IterationsAhead(whole.tensor, memory, first_mode, options.n_iter_max)
     if callback is not None:
         options = replace(

@@ -20,6 +20,7 @@ from .table_rows import (
     list_columns,
     log_dropped,
     number_column,
+    open_stream,
     open_table,
     read_rows,
     read_values,
@@ -209,18 +210,14 @@ def _list_row_groups(dataset: Any) -> Iterator[Any] | None:
 
 def _read_stream(df: Any, columns: Sequence[str], argument: str) -> Iterator[Any]:
     """Yield some columns of an object with Arrow's stream interface, batch by batch."""
-    pa = require_pyarrow()
+    require_pyarrow()  # before DuckDB does, whose error says less
     if hasattr(df, "project") and hasattr(df, "fetch_record_batch"):  # of DuckDB
         check_columns(columns, df.columns, argument)
         quoted = ['"{}"'.format(name.replace('"', '""')) for name in columns]
         relation = df.project(", ".join(quoted))
         read = getattr(relation, "to_arrow_reader", relation.fetch_record_batch)  # as of DuckDB 1
         df = read(_BATCH_ROWS)
-    reader = df
-    if not isinstance(df, pa.RecordBatchReader):
-        reader = pa.RecordBatchReader.from_stream(df)
-    check_columns(columns, reader.schema.names, argument)
-    return _take_columns(reader, list(columns))
+    return _take_columns(open_stream(df, columns, argument), list(columns))
 
 
 def _take_columns(batches: Iterable[Any], names: list[str]) -> Iterator[Any]:

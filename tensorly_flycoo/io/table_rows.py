@@ -95,12 +95,21 @@ def open_table(
 def _read_stream(df: Any, columns: Sequence[str], argument: str) -> dict[str, Any]:
     """Read some columns of an object with Arrow's stream interface, batch by batch."""
     pa = require_pyarrow()
-    reader = pa.RecordBatchReader.from_stream(df)
-    check_columns(columns, reader.schema.names, argument)
+    reader = open_stream(df, columns, argument)
     schema = pa.schema([reader.schema.field(name) for name in columns])
     batches = (batch.select(columns) for batch in reader)  # the rest of a batch is freed
     table = pa.Table.from_batches(batches, schema)
     return {name: table[name] for name in columns}
+
+
+def open_stream(df: Any, columns: Sequence[str], argument: str) -> Any:
+    """Open an object with Arrow's stream interface; it must have these columns, among others."""
+    pa = require_pyarrow()
+    reader = df
+    if not isinstance(df, pa.RecordBatchReader):
+        reader = pa.RecordBatchReader.from_stream(df)
+    check_columns(columns, reader.schema.names, argument)
+    return reader
 
 
 def _advise(df: Any, modes: Sequence[str], values: str | None, names: Sequence[str]) -> str:

@@ -34,16 +34,12 @@ from .gram_products import (
     find_address,
     make_cached,
 )
-from .recording import Recorded, Recorder, are_same
+from .recording import LEAST_LEFT, NUM_FIRST, Recorded, Recorder, are_same
 
 if TYPE_CHECKING:
     from ..engines.cuda.graphs import HostNumber
 
 _logger = logging.getLogger("tensorly_flycoo")
-
-#: Iterations that are watched, and the fewest that are left to record for.
-_NUM_WATCHED = 2
-_LEAST_LEFT = 4
 
 
 @dataclass(slots=True)
@@ -151,7 +147,7 @@ class IterationsAhead(ComputedAhead):
         """Begin to hand out an iteration, which may have to be launched, or recorded."""
         self._num_begun += 1
         self._num_left -= 1
-        if self._num_begun == _NUM_WATCHED + 1 and self._can_record():
+        if self._num_begun == NUM_FIRST + 1 and self._can_record():
             self._record(factors)
         if self._launched is None:
             self.launch(factors)
@@ -160,9 +156,9 @@ class IterationsAhead(ComputedAhead):
 
     def _can_record(self) -> bool:
         """Return whether iterations are all alike, and by the kernels, which a graph can launch."""
-        num_solves = _NUM_WATCHED * len(self._modes)
+        num_solves = NUM_FIRST * len(self._modes)
         is_usual = len(set(self._modes)) == len(self._modes) and self._modes[-1] == max(self._modes)
-        return is_usual and self._memory.num_solves == num_solves and self._num_left >= _LEAST_LEFT
+        return is_usual and self._memory.num_solves == num_solves and self._num_left >= LEAST_LEFT
 
     def _record(self, factors: Sequence[Array]) -> None:
         """Record two iterations, of which the second ends at these factors."""

@@ -15,7 +15,7 @@ from .gram_products import GramProduct
 from .initial_guess import spread_factors
 from .masks import ImputedTensor
 from .momentum import can_compare_errors
-from .recorded_sweep import Iteration, RecordedSweep
+from .recorded_sweep import Iteration, RecordedSweep, UpdateMode
 from .run import RunModel, Sweep
 from .smoothness import add_differences
 from .whole_tensor import WholeTensor
@@ -104,6 +104,27 @@ class CpSweep(Sweep):
         return can_compare_errors(self.tensor, self.model.weights, self.model.factors)
 
     @final
+    def start_recording(
+        self,
+        update_mode: UpdateMode,
+        num_iterations: int,
+        *,
+        wants_residual: bool,
+        looks_ahead: bool,
+    ) -> None:
+        """Let a GPU launch iterations at once, if the host would need longer for their pieces."""
+        rank = self.model.factors[0].shape[1]
+        if RecordedSweep.suits(self.tensor, rank, self.modes):
+            self.recorded = RecordedSweep(
+                self.tensor,
+                self.modes,
+                update_mode,
+                num_iterations,
+                wants_residual=wants_residual,
+                looks_ahead=looks_ahead,
+            )
+
+    @final
     def iterate_recorded(self) -> Iteration | None:
         """Do an iteration by a recording; return None if it has to go piece by piece."""
         if self.recorded is None:
@@ -171,20 +192,16 @@ class AlternatingSweep(CpSweep):
             memory.factors_may_change = self.factors_may_change
 
     def record(self, num_iterations: int, has_momentum: bool) -> None:
-        """Let a GPU launch iterations at once, if the host would need longer for their pieces."""
-        rank = self.model.factors[0].shape[1]
+        """Let a GPU launch iterations at once, if they are plain and it saves time."""
         is_plain = isinstance(self.data, WholeTensor) and self.model.weights is None
         is_special = self.normalize_factors or any(self.smoothness) or self.rule_state is not None
-        if not is_plain or is_special or not RecordedSweep.suits(self.tensor, rank, self.modes):
-            return
-        self.recorded = RecordedSweep(
-            self.tensor,
-            self.modes,
-            self._update_recorded,
-            num_iterations,
-            wants_residual=self.wants_errors,
-            looks_ahead=not has_momentum and not self.factors_may_change,
-        )
+        if is_plain and not is_special:
+            self.start_recording(
+                self._update_recorded,
+                num_iterations,
+                wants_residual=self.wants_errors,
+                looks_ahead=not has_momentum and not self.factors_may_change,
+            )
 
     def _update_recorded(
         self, factor: Array, product: Array, gram: GramProduct, mode: int

@@ -16,7 +16,7 @@ from .alternating import CpSweep, measure_updated
 from .cp_model import drop_ones, multiply_grams
 from .line_search import LineSearch
 from .masks import ImputedTensor
-from .recorded_sweep import RecordedSweep, solve_recorded
+from .recorded_sweep import solve_recorded
 from .run import RunModel
 from .smoothness import add_differences, smooth
 from .whole_tensor import WholeTensor
@@ -128,26 +128,16 @@ class LeastSquares(CpSweep):
     search: LineSearch | None = None
 
     def record(self, num_iterations: int) -> None:
-        """Let a GPU launch iterations at once, if the host would need longer for their pieces.
+        """Let a GPU launch iterations at once, if they are plain and it saves time.
 
         The model's weights stay as they are.
         """
-        model = self.model
-        rank = model.factors[0].shape[1]
         is_plain = isinstance(self.factor_solver, TensorlyCp) and self.data.narrow is None
         is_special = self.l2_reg or self.orthogonalise or self.search is not None
-        if not is_plain or is_special or not RecordedSweep.suits(self.tensor, rank, self.modes):
-            return
-        if drop_ones(model.weights) is not None:
-            return
-        self.recorded = RecordedSweep(
-            self.tensor,
-            self.modes,
-            solve_recorded,
-            num_iterations,
-            wants_residual=True,
-            looks_ahead=False,
-        )
+        if is_plain and not is_special and drop_ones(self.model.weights) is None:
+            self.start_recording(
+                solve_recorded, num_iterations, wants_residual=True, looks_ahead=False
+            )
 
     def update(self, iteration: int) -> Any:
         model = self.model

@@ -17,17 +17,12 @@ from ..ops.mttkrp import LastPass, multiply
 from ..spread.row_shards import RowShards
 from ..tensor.tensor import FlycooTensor
 from .gram_products import GramMemory, GramProduct, collect_grams, launch_fit
-from .recording import Recorded, Recorder, are_same, suits
+from .recording import LEAST_LEFT, NUM_FIRST, Recorded, Recorder, are_same, suits
 
 if TYPE_CHECKING:
     from ..engines.cuda.graphs import HostNumber
 
 _logger = logging.getLogger("tensorly_flycoo")
-
-#: Iterations piece by piece, which compile what they launch; and the fewest that are left to record
-#: for.
-_NUM_FIRST = 2
-_LEAST_LEFT = 4
 
 #: Returns a new factor of a mode from the old one, its MTTKRP, the product of the other factors'
 #: Gram matrices, and the mode. It only launches kernels.
@@ -72,7 +67,7 @@ class RecordedSweep:
         self._num_left = num_iterations
         self._wants_residual = wants_residual
         self._looks_ahead = looks_ahead
-        self._num_first = _NUM_FIRST
+        self._num_first = NUM_FIRST
         self._can_record = True
         self._recorder = Recorder(x, modes[0])
         self._inputs: list[Array] = []
@@ -125,7 +120,7 @@ class RecordedSweep:
 
     def _record(self, factors: Sequence[Array]) -> None:
         """Record two iterations, unless only a few are left."""
-        if RowShards in map(type, factors) or self._num_left < _LEAST_LEFT:
+        if RowShards in map(type, factors) or self._num_left < LEAST_LEFT:
             return
         self._inputs = list(map(_copy, factors))
         first = self._recorder.record(self._iterate)

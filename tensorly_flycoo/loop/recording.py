@@ -56,10 +56,13 @@ def suits(x: FlycooTensor, rank: int) -> bool:
 
 
 #: Iterations that are launched piece by piece first: they compile kernels, or load them.
-_NUM_FIRST = 2
+NUM_FIRST = 2
 
-#: The fewest that are left to record for: with 40, `best_of` took up to a third longer [H200].
-_LEAST_LEFT = 10
+#: The fewest that are left to record for.
+LEAST_LEFT = 4
+
+#: That of batches: with 40, `best_of` took up to a third longer [H200].
+_LEAST_LEFT_OF_BATCH = 10
 
 #: The graphs that take turns, at most.
 _MOST_GRAPHS = 2
@@ -184,8 +187,8 @@ class RecordedIterations:
         return launch_pieces(self._layout)
 
     def _is_worth_recording(self, num_left: int) -> bool:
-        has_begun = self._num_first >= _NUM_FIRST and len(self._recordings) < _MOST_GRAPHS
-        return self._can_record and has_begun and num_left >= _LEAST_LEFT
+        has_begun = self._num_first >= NUM_FIRST and len(self._recordings) < _MOST_GRAPHS
+        return self._can_record and has_begun and num_left >= _LEAST_LEFT_OF_BATCH
 
     def _record(self, launch_pieces: LaunchPieces) -> Recorded[Array] | None:
         """Record an iteration; return None, now and later, if that is not possible."""

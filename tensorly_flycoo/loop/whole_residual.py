@@ -13,6 +13,8 @@ from .whole_tensor import WholeTensor
 class WholeResidual(WholeTensor):
     """A difference for one call of parafac: its products are those of the tensor and the model."""
 
+    can_compute_ahead = False
+
     def __init__(self, x: ResidualTensor) -> None:
         if isinstance(x.tensor._layout, SpreadLayout):
             raise ValueError(f"parafac of {x!r}: it is on several devices, expected one")

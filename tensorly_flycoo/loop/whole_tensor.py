@@ -60,6 +60,7 @@ class WholeTensor(LazyArray):
     _instead = "it belongs to one call of parafac"
     values = None  # of entries that are missing, as an `ImputedTensor` has
     residual = None
+    can_compute_ahead = True  # as `ahead` does: its products are those of `tensor` alone
 
     def __init__(self, x: FlycooTensor, last_pass: LastPass | None = None) -> None:
         record_format = x._layout.record_format

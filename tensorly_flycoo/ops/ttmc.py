@@ -16,7 +16,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..base.checks import densify_error
-from ..format.primitives import MTTKRP, TTMC, index_dtype
+from ..format.primitives import MTTKRP, TTMC, list_nonempty_rows
 from ..spread.slab_layout import AnyLayout
 from ..svd import eigen
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
@@ -152,10 +152,10 @@ def find_nonempty_rows(x: FlycooTensor, mode: int) -> tuple[Array | slice, Array
     if empty_rows.size == 0:
         return slice(None), None
     size = x.shape[mode]
-    is_used = xp.ones(size, bool)
-    is_used[empty_rows] = False
-    slots = xp.cumsum(is_used, dtype=index_dtype(size)) - 1
-    return xp.flatnonzero(is_used), slots
+    rows = list_nonempty_rows(empty_rows, size)
+    slots = xp.zeros(size, rows.dtype)
+    slots[rows] = xp.arange(rows.size)
+    return rows, slots
 
 
 def multiply_nonempty_rows(

@@ -8,6 +8,7 @@ from typing import Any
 CONVERTERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "scipy": (lambda x: hasattr(x, "tocoo"), "from_scipy"),
     "torch": (lambda x: str(getattr(x, "layout", "")).startswith("torch.sparse"), "from_torch"),
+    "nvmath": (lambda x: hasattr(x, "crd"), "from_ust"),
     "pyttb": (lambda x: hasattr(x, "subs") and hasattr(x, "vals"), "from_coo"),
 }
 

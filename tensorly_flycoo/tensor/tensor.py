@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from numbers import Real
@@ -240,12 +241,13 @@ class FlycooTensor:
 
     @classmethod
     def from_scipy(cls, matrix: Any, **options: Any) -> Self:
-        """Make a tensor from a sparse array or matrix of SciPy, or a sparse matrix of CuPy.
+        """Make a tensor from a sparse array or matrix of SciPy or CuPy.
 
         Parameters
         ----------
-        matrix : scipy.sparse.sparray or spmatrix, or cupyx.scipy.sparse.spmatrix
+        matrix : sparray or spmatrix, of scipy.sparse or cupyx.scipy.sparse
             Of any number of modes, which a `scipy.sparse.coo_array` may have from SciPy 1.15 on.
+            Those of CuPy 14.2 have one or two.
         **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
 
         Raises
@@ -295,6 +297,41 @@ class FlycooTensor:
         if coo.dense_dim():
             raise ValueError(f"tensor has {coo.dense_dim()} dense modes, expected none")
         return cls(coo.indices(), coo.values(), coo.shape, **options)
+
+    @classmethod
+    def from_ust(cls, tensor: Any, **options: Any) -> Self:
+        """Make a tensor from a Universal Sparse Tensor of nvmath-python, in its format COO.
+
+        Parameters
+        ----------
+        tensor : nvmath.sparse.ust.Tensor
+            On a CPU or a GPU, of any number of modes: a view of a COO tensor of PyTorch, SciPy or
+            CuPy, or what its method `convert` makes.
+        **options : those of `FlycooTensor`, such as ``dtype``, ``layout`` and ``device``
+
+        Raises
+        ------
+        TypeError
+            If `tensor` is not such a tensor.
+        ValueError
+            If it has another format. The error names nvmath's conversion, which is slow: 55 us for
+            each nonzero.
+        """
+        if not hasattr(tensor, "crd"):
+            raise TypeError(
+                f"tensor is a {type(tensor).__name__}, expected a nvmath.sparse.ust.Tensor"
+            )
+        ndim = tensor.num_dimensions
+        name = tensor.tensor_format.name
+        if re.fullmatch(r"COO\d*", name) is None:
+            raise ValueError(
+                f"tensor has the format {name}, expected COO: pass tensor.base, if that is of "
+                "another library, or "
+                f"tensor.convert(tensor_format=nvmath.sparse.ust.NamedFormats.COOd({ndim}))"
+            )
+        coords = [as_array(tensor.crd(mode)) for mode in range(ndim)]
+        xp = array_module(coords[0])
+        return cls(xp.stack(coords), tensor.val, tensor.shape, **options)
 
     @classmethod
     def from_dense(cls, array: Array, **options: Any) -> Self:

@@ -6,6 +6,7 @@ import threading
 import cupy
 import numpy as np
 import pytest
+from compared_runs import assert_same
 
 from tensorly_flycoo import best_of, mttkrp, select_rank
 from tensorly_flycoo.loop import recording
@@ -22,16 +23,8 @@ SHAPES = {"two modes": (40, 50), "three": (30, 200, 50), "four": (20, 30, 40, 50
 
 def run_piece_by_piece(monkeypatch, *arguments, **options):
     with monkeypatch.context() as context:
-        context.setattr(recording, "_NUM_FIRST", 1000)
+        context.setattr(recording, "NUM_FIRST", 1000)
         return run_together(*arguments, **options)
-
-
-def assert_same(runs, expected):
-    for run, other in zip(runs, expected, strict=True):
-        assert run.errors == other.errors
-        assert (run.is_dropped, run.leader) == (other.is_dropped, other.leader)
-        for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
-            assert bool((factor == array).all())
 
 
 @pytest.mark.parametrize("has_momentum", [False, True])
@@ -46,7 +39,7 @@ def test_the_bits_of_runs_piece_by_piece(shape, layout, dtype, has_momentum, mon
     for _ in range(2):  # the second call starts where the first has left the records
         assert_same(run_together(*arguments), expected)
     # With momentum, iterations that are taken back come on top.
-    assert len(launches) >= 2 * (30 - recording._NUM_FIRST)
+    assert len(launches) >= 2 * (30 - recording.NUM_FIRST)
     fresh = random_tensor(shape, 1500, random_state=0, dtype=dtype, device="cuda")
     factors = expected[0].cp_tensor.factors
     for mode in range(len(shape)):
@@ -77,7 +70,7 @@ def test_runs_with_missing_entries(groups, dtype, monkeypatch, launches):
     arguments = (x, 3, SEEDS, Stopping(30, 0))
     expected = run_piece_by_piece(monkeypatch, *arguments, missing=missing)
     assert_same(run_together(*arguments, missing=missing), expected)
-    assert len(launches) == 30 - recording._NUM_FIRST
+    assert len(launches) == 30 - recording.NUM_FIRST
 
 
 def test_best_of_and_select_rank_launch_graphs(launches, caplog):

@@ -1,4 +1,4 @@
-"""cuSPARSE's products of a sparse matrix and a dense one, beside ours, where both compute the same.
+"""Others' products of a sparse matrix and a dense one, beside ours, where all compute the same.
 
 With modes 0 and 1 as a group, a tensor of three modes is a matrix X of pairs by indices of mode 2.
 A sweep of its MTTKRPs makes two passes over the nonzeros: X C, and X^T K, where row p of K is the
@@ -20,7 +20,9 @@ from .experiments import compare
 
 
 def measure_products(problem, repeats):
-    """Time X C and X^T K by ours and by cuSPARSE, row-major through PyTorch if it is installed.
+    """Time X C and X^T K by ours, by cuSPARSE, and by a kernel that nvmath-python generates.
+
+    cuSPARSE's row-major products go through PyTorch. What is not installed is left out.
 
     Returns
     -------
@@ -48,7 +50,8 @@ def measure_products(problem, repeats):
     matrices = [matrix, matrix.T.tocsr()]
     del matrix_coords, numbers, pairs, coords
     free_memory()
-    for name, multiply in {"CuPy, column-major": _multiply_by_cupy, **_list_torch()}.items():
+    ways = {"CuPy, column-major": _multiply_by_cupy, **_list_torch(), **_list_nvmath()}
+    for name, multiply in ways.items():
         products = multiply(matrices, dense[::-1])
         outs = [product() for product in products]
         row["products"].append(_note(name, time_steps(products, repeats), outs, ours))
@@ -99,3 +102,32 @@ def _multiply_by_torch(matrices, dense):
 def _multiply_into(torch, out, matrix, array):
     torch.addmm(out, matrix, array, beta=0, out=out)
     return cupy.from_dlpack(out)
+
+
+def _list_nvmath():
+    """Return the way through the Universal Sparse Tensor of nvmath-python, if that is there."""
+    if importlib.util.find_spec("nvmath") is None:
+        print("the kernel for CSR needs nvmath-python, which is not installed", flush=True)
+        return {}
+    return {"nvmath-python, its own kernel": _multiply_by_nvmath}
+
+
+def _multiply_by_nvmath(matrices, dense):
+    from nvmath.sparse import Matmul, MatmulOptions
+    from nvmath.sparse.ust import Tensor
+
+    options = MatmulOptions(codegen=True)  # else it calls cuSPARSE
+    products = []
+    for matrix, array in zip(matrices, dense, strict=True):
+        out = cupy.empty((matrix.shape[0], RANK), np.float32)
+        product = Matmul(*map(Tensor.from_package, (matrix, array, out)), options=options)
+        product.plan()
+        products.append(functools.partial(_add_to_zeros, product, out))
+    return products
+
+
+def _add_to_zeros(product, out):
+    """Compute a product by a kernel that can only add it to what is there."""
+    out.fill(0)
+    product.execute()
+    return out

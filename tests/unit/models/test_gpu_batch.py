@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from compared_runs import assert_same
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.loop import recording
@@ -100,14 +101,6 @@ def run_without(monkeypatch, name, *arguments, **options):
         return run_together(*arguments, **options)
 
 
-def assert_same(runs, expected):
-    for run, other in zip(runs, expected, strict=True):
-        assert run.errors == other.errors
-        assert (run.is_dropped, run.leader) == (other.is_dropped, other.leader)
-        for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
-            np.testing.assert_array_equal(factor, array)
-
-
 @pytest.mark.parametrize("has_momentum", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_results_are_those_of_array_functions(dtype, has_momentum, launches, monkeypatch):
@@ -176,5 +169,5 @@ def test_a_recording_that_fails(launches, monkeypatch):
 
 def test_few_iterations_are_not_recorded(launches):
     x = random_tensor((12, 15, 18), 700, random_state=0)
-    run_together(x, 2, SEEDS, Stopping(recording._LEAST_LEFT, 0))
+    run_together(x, 2, SEEDS, Stopping(recording._LEAST_LEFT_OF_BATCH, 0))
     assert not launches

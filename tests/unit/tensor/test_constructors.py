@@ -1,6 +1,9 @@
 """Tensors made from the arrays of other libraries."""
 
 import importlib
+import re
+import sys
+import types
 
 import dask.array
 import numpy as np
@@ -131,6 +134,53 @@ def test_from_torch():
         FlycooTensor.from_torch(dense)
     with pytest.raises(ValueError, match="1 dense modes"):
         FlycooTensor.from_torch(dense.to_sparse(2))
+
+
+class UstStandIn:
+    """A stand-in for a Universal Sparse Tensor of nvmath-python 1.0, with what `from_ust` uses."""
+
+    num_dimensions = 3
+    val = np.array([1.0, 2.0], np.float32)
+
+    def __init__(self, format_name="COO3"):
+        self.shape = [3, 4, 2]
+        self.tensor_format = types.SimpleNamespace(name=format_name)
+
+    def crd(self, level):
+        return np.array([[0, 2], [3, 1], [0, 1]], np.int32)[level]
+
+
+UstStandIn.__module__ = "nvmath.sparse.ust.tensor"
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+def test_from_ust_by_a_stand_in():
+    for x in (FlycooTensor.from_ust(UstStandIn(), layout="indexed"), tl.tensor(UstStandIn())):
+        assert (x.shape, x.dtype) == ((3, 4, 2), np.float32)
+        assert x.to_coo().todense()[[0, 2], [3, 1], [0, 1]].tolist() == [1, 2]
+    for name in ("CSF3", "COO3-b1"):
+        with pytest.raises(ValueError, match=rf"has the format {name}, .*NamedFormats\.COOd\(3\)"):
+            FlycooTensor.from_ust(UstStandIn(name))
+    with pytest.raises(TypeError, match=r"tensor is a ndarray, expected a nvmath\.sparse\.ust"):
+        FlycooTensor.from_ust(np.eye(3))
+    with pytest.raises(TypeError, match=r"pass FlycooTensor\.from_ust\(x\)"):
+        tl.decomposition.parafac(UstStandIn(), 1)
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+def test_from_ust():
+    ust = pytest.importorskip("nvmath.sparse.ust")
+    for dense in (make_dense("float32"), make_dense("float64")[0]):
+        given = ust.Tensor.from_package(dense)
+        with pytest.raises(ValueError, match="expected COO") as caught:
+            FlycooTensor.from_ust(given)
+        convert = re.search(r"convert\(.*\)$", str(caught.value))[0]
+        converted = eval(f"given.{convert}", {"given": given, "nvmath": sys.modules["nvmath"]})
+        for x in (FlycooTensor.from_ust(converted), tl.tensor(converted)):
+            np.testing.assert_array_equal(to_dense(x), dense)
+            assert x.dtype == dense.dtype
+    view = ust.Tensor.from_package(scipy.sparse.coo_array(dense))
+    np.testing.assert_array_equal(to_dense(FlycooTensor.from_ust(view)), dense)
 
 
 # Objects of other libraries
