@@ -21,7 +21,6 @@ import cupy
 import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
-from tensorly.decomposition import parafac
 from tensors import LARGE_SHAPES, SHAPES, Problem, draw_factors, free_memory, repeats_kept
 
 import tensorly_flycoo
@@ -88,7 +87,7 @@ def time_iterations(x, factors, gpus, num_iterations=6):
     with tl.backend_context("flycoo"):
         guess = CPTensor((None, list(factors)))
         options = {"n_iter_max": num_iterations, "init": guess, "tol": -1.0}
-        cp = parafac(x, RANK, callback=record, **options)
+        cp = tl.decomposition.parafac(x, RANK, callback=record, **options)
     return float(np.median(np.diff(times)[1:])), cp.factors
 
 
