@@ -1,8 +1,10 @@
 """The table of TensorLy's functions that are replaced for sparse tensors.
 
 Importing the package sets the attributes of modules that `TABLE` lists, and changes no function
-itself: `inspect.unwrap` of a replacement gives TensorLy's own, and a name that was bound before the
-import stays what it was. A replacement passes every call on that is not `ours`.
+itself: `inspect.unwrap` of a replacement gives TensorLy's own. Names that other modules have bound
+before, such as by ``from tensorly.decomposition import parafac``, are bound anew: sorted imports
+put that line first. A function that is kept by another name, or in a list, stays what it was. A
+replacement passes every call on that is not `ours`.
 """
 
 import functools
@@ -61,6 +63,7 @@ def install_replacements() -> None:
     Raise an ImportError if a name is in none of its modules, or a module has none of its names: a
     sparse tensor would reach TensorLy's own function.
     """
+    all_replacements: dict[Callable, Callable] = {}
     for row in TABLE:
         replacements: dict[Callable, Callable] = {}  # one for all modules: pickle compares them
         modules = [importlib.import_module(f"tensorly.{name}") for name in row.modules.split()]
@@ -77,6 +80,25 @@ def install_replacements() -> None:
             if not hasattr(original, "_flycoo_original"):
                 replacements.setdefault(original, _replace(original, row))
                 setattr(module, name, replacements[original])
+        all_replacements |= replacements
+    _rebind_names(all_replacements)
+
+
+def _rebind_names(replacements: Mapping[Callable, Callable]) -> None:
+    """Bind names of other modules to the replacements of the functions of those very names.
+
+    Who keeps one by another name may want TensorLy's own, as a decorator does that calls it.
+    """
+    function_names = {original.__name__ for original in replacements}
+    for module_name, module in list(sys.modules.items()):
+        package, _, _ = module_name.partition(".")
+        if package == "tensorly":  # the table lists the modules that should have replacements
+            continue
+        bound = getattr(module, "__dict__", {})
+        for name in function_names & bound.keys():
+            value = bound[name]
+            if type(value) is types.FunctionType and value in replacements:
+                bound[name] = replacements[value]
 
 
 def _replace(original: Callable, row: Replacement) -> Callable:

@@ -176,11 +176,11 @@ def test_dense_users_see_our_frames_only_in_replaced_functions():
 
 _DECORATED = """
 import functools, json, numpy as np, sparse, tensorly as tl, tensorly.decomposition
-own, calls = tl.decomposition.parafac, []
-@functools.wraps(own)
+NAME, calls = tl.decomposition.parafac, []
+@functools.wraps(NAME)
 def counted(*args, **kwargs):
     calls.append(type(args[0]).__name__)
-    return own(*args, **kwargs)
+    return NAME(*args, **kwargs)
 tl.decomposition.parafac = counted
 import tensorly_flycoo
 tl.set_backend("flycoo")
@@ -197,18 +197,29 @@ print(json.dumps([ranks, calls]))
 """
 
 
-def test_a_parafac_decorated_by_someone_else():
-    """Their function still runs, except with a mask, which needs our own loop."""
-    assert run(_DECORATED) == [[2, 2, 2, 2], ["WholeTensor", "WholeTensor", "ndarray"]]
+@pytest.mark.parametrize("name", ["own", "parafac"])
+def test_a_parafac_decorated_by_someone_else(name):
+    """Their function still runs, except with a mask, which needs our own loop.
+
+    It calls TensorLy's function, although the name "parafac" is bound anew.
+    """
+    ranks, calls = run(_DECORATED.replace("NAME", name))
+    assert ranks == [2, 2, 2, 2]
+    assert calls == ["WholeTensor", "WholeTensor", "ndarray"]
 
 
 _BOUND_BEFORE = """
-import json
+import json, sys, types
 from tensorly.decomposition import (
     CP, constrained_parafac, non_negative_parafac, non_negative_parafac_hals, parafac,
     partial_tucker, randomised_parafac, tensor_train, tucker,
 )
 import sparse, tensorly as tl
+names = sys.modules["__main__"]
+kept = types.SimpleNamespace(**vars(tl.decomposition))
+neighbour = types.ModuleType("neighbour")
+neighbour.own, neighbour.parafac, neighbour.tucker = parafac, parafac, "a text"
+sys.modules["neighbour"] = neighbour
 import tensorly_flycoo
 tl.set_backend("flycoo")
 x = abs(sparse.random((6, 7, 8), nnz=90, random_state=0))
@@ -216,22 +227,22 @@ flycoo = tensorly_flycoo.FlycooTensor.from_coo(x)
 mask = sparse.COO([[0], [0], [0]], [0.0], x.shape, fill_value=1.0)
 few = {"n_iter_max": 2, "random_state": 0}
 works = {
-    "parafac": lambda: parafac(x, 2, **few),
-    "randomized_svd": lambda: parafac(x, 2, svd="randomized_svd", **few),
-    "callback": lambda: parafac(x, 2, callback=lambda *a: None, **few),
-    "linesearch": lambda: parafac(x, 2, linesearch=True, **few | {"n_iter_max": 9}),
-    "CP": lambda: CP(2, **few).fit_transform(x),
-    "non_negative": lambda: non_negative_parafac(x, 2, **few),
-    "hals": lambda: non_negative_parafac_hals(x, 2, **few),
-    "constrained": lambda: constrained_parafac(x, 2, non_negative=True, **few),
-    "tucker": lambda: tucker(x, [2, 2, 2], **few),
-    "partial_tucker": lambda: partial_tucker(x, [2, 2], modes=[0, 1], **few),
+    "parafac": lambda: HOLDER.parafac(x, 2, **few),
+    "randomized_svd": lambda: HOLDER.parafac(x, 2, svd="randomized_svd", **few),
+    "callback": lambda: HOLDER.parafac(x, 2, callback=lambda *a: None, **few),
+    "linesearch": lambda: HOLDER.parafac(x, 2, linesearch=True, **few | {"n_iter_max": 9}),
+    "CP": lambda: HOLDER.CP(2, **few).fit_transform(x),
+    "non_negative": lambda: HOLDER.non_negative_parafac(x, 2, **few),
+    "hals": lambda: HOLDER.non_negative_parafac_hals(x, 2, **few),
+    "constrained": lambda: HOLDER.constrained_parafac(x, 2, non_negative=True, **few),
+    "tucker": lambda: HOLDER.tucker(x, [2, 2, 2], **few),
+    "partial_tucker": lambda: HOLDER.partial_tucker(x, [2, 2], modes=[0, 1], **few),
 }
 refused = {
-    "mask": lambda: parafac(x, 2, mask=mask, **few),
-    "non_negative mask": lambda: non_negative_parafac(x, 2, mask=mask, **few),
-    "randomised": lambda: randomised_parafac(TENSOR, 2, 20, **few),
-    "tensor_train": lambda: tensor_train(x, [1, 2, 2, 1]),
+    "mask": lambda: HOLDER.parafac(x, 2, mask=mask, **few),
+    "non_negative mask": lambda: HOLDER.non_negative_parafac(x, 2, mask=mask, **few),
+    "randomised": lambda: HOLDER.randomised_parafac(TENSOR, 2, 20, **few),
+    "tensor_train": lambda: HOLDER.tensor_train(x, [1, 2, 2, 1]),
 }
 def attempt(function):
     try:
@@ -239,7 +250,10 @@ def attempt(function):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "works"
-print(json.dumps([{name: attempt(f) for name, f in group.items()} for group in (works, refused)]))
+found = [{name: attempt(f) for name, f in group.items()} for group in (works, refused)]
+replacement = tl.decomposition.parafac
+are_new = [function is replacement for function in (neighbour.parafac, neighbour.own)]
+print(json.dumps([*found, are_new, neighbour.tucker]))
 """
 
 
@@ -249,8 +263,21 @@ print(json.dumps([{name: attempt(f) for name, f in group.items()} for group in (
     ids=["FlycooTensor", "COO"],
 )
 def test_names_bound_before_the_import(kind):
+    """They are bound anew, in all modules, but for other names and values of other kinds."""
+    script = _BOUND_BEFORE.replace("TENSOR", kind).replace("HOLDER", "names")
+    works, others, are_new, text = run(script)
+    assert set(works.values()) == {"works"}, works
+    assert others["mask"] == others["non_negative mask"] == "works"
+    for name in ("randomised", "tensor_train"):
+        assert others[name].startswith(("DensifyError: ", "IndexError: ")), others
+    assert are_new == [True, False]
+    assert text == "a text"
+
+
+def test_functions_kept_before_the_import():
     """They work wherever TensorLy's loop does; otherwise they are refused."""
-    works, refused = run(_BOUND_BEFORE.replace("TENSOR", kind))
+    script = _BOUND_BEFORE.replace("TENSOR", "flycoo").replace("HOLDER", "kept")
+    works, refused, *_ = run(script)
     assert set(works.values()) == {"works"}, works
     for name, text in refused.items():
         assert text.startswith(("DensifyError: ", "IndexError: ")), (name, text)
