@@ -305,12 +305,18 @@ def spread_numbers(argument: Any, ndim: int, name: str) -> list[Any]:
     >>> spread_numbers(0.5, 2, "penalty"), spread_numbers([0.5, None], 2, "penalty")
     ([0.5, 0.5], [0.5, None])
     """
-    numbers = list(argument) if isinstance(argument, Iterable) else [argument] * ndim
+    if isinstance(argument, str):
+        raise TypeError(f"{name} is {argument!r}, expected a number, or one for each mode")
+    if not isinstance(argument, Iterable):
+        if argument is not None:
+            check_real(argument, name, 0)
+        return [argument] * ndim
+    numbers = list(argument)
     if len(numbers) != ndim:
         raise ValueError(f"{name} has {len(numbers)} numbers, expected {ndim}")
-    for number in numbers:
+    for mode, number in enumerate(numbers):
         if number is not None:
-            check_real(number, f"a number of {name}", 0)
+            check_real(number, f"{name}[{mode}]", 0)
     return numbers
 
 

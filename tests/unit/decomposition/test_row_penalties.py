@@ -145,11 +145,15 @@ def test_rows_that_nothing_holds_become_zero(name):
 
 BAD = {
     "two": ({"l1_reg": 1.0, "group_lasso": {1: 1.0}}, ValueError, "both given for mode 1"),
-    "negative": ({"l1_reg": {0: -1.0}}, ValueError, "l1_reg is -1.0, expected a finite number, 0"),
+    "negative": (
+        {"l1_reg": {0: -1.0}},
+        ValueError,
+        r"l1_reg\[0\] is -1.0, expected a finite number, 0",
+    ),
     "nan": ({"group_lasso": np.nan}, ValueError, "group_lasso is nan, expected a finite number"),
     "mode": ({"l1_reg": {3: 1.0}}, ValueError, "a mode of l1_reg is 3, expected 0 to 2"),
     "few": ({"l1_reg": [1.0]}, ValueError, "l1_reg has 1 numbers, expected 3"),
-    "text": ({"group_lasso": {0: "x"}}, TypeError, "group_lasso is 'x', expected a number"),
+    "text": ({"group_lasso": {0: "x"}}, TypeError, r"group_lasso\[0\] is 'x', expected a number"),
     "bool": ({"l1_reg": True}, TypeError, "l1_reg is True, expected a number"),
 }
 
