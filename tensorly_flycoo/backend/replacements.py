@@ -98,7 +98,7 @@ def _rebind_names(replacements: Mapping[Callable, Callable]) -> None:
         for name in function_names & bound.keys():
             value = bound[name]
             if type(value) is types.FunctionType and value in replacements:
-                bound[name] = replacements[value]
+                setattr(module, name, replacements[value])
 
 
 def _replace(original: Callable, row: Replacement) -> Callable:
