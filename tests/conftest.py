@@ -135,9 +135,14 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect slow tests, of other GPUs, and that need the usual value of the lowered limit."""
+    """Deselect slow tests, of other GPUs, and that need the usual value of the lowered limit.
+
+    Refuse a name with an address, which is another one in each process of pytest-xdist.
+    """
     lowered, kept, left_out = config.option.lowered, [], []
     for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid} has an address in its name: give ids=")
         marker = item.get_closest_marker("usual_limits")
         is_kept = marker is None or lowered not in marker.args
         if item.get_closest_marker("other_gpus") and not config.option.every_gpu:
