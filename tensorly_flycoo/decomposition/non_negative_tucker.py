@@ -34,7 +34,7 @@ from ..tensor.coo_cache import LabelledData, Mask, as_flycoo
 from ..tensor.tensor import FlycooTensor, check_has_nonzeros
 from .non_negative_parafac_hals import non_negative_parafac_hals, spread_penalties
 from .tucker import tucker
-from .tucker_sweep import TuckerSweep, start_masked
+from .tucker_sweep import TuckerSweep, list_grams, start_masked
 
 #: TensorLy's least numerator and denominator.
 _EPSILON = 10e-12
@@ -359,7 +359,7 @@ class NonNegativeTucker(TuckerSweep):
         core = self.model.weights
         factors = self.model.factors
         self._fill()
-        grams = [transposed_product(factor, factor) for factor in factors]
+        grams = list_grams(factors)
         for mode in self.modes:
             rows, numbers = self._project(mode)  # of the TTMc, where it is not zero
             unfolded = tl.unfold(core, mode)
@@ -371,7 +371,7 @@ class NonNegativeTucker(TuckerSweep):
         # factor.
         products = self._contract(self.modes[-1], rows, numbers)
         self.model.weights = self._rule.update_core(core, products, grams)
-        return self._measure(products)
+        return self._measure(products, grams)
 
     def save_state(self) -> Mapping[str, Array]:
         return self._rule.save_state()

@@ -13,7 +13,7 @@ from ..loop.masks import MissingEntries
 from ..loop.run import RunModel
 from ..tensor.tensor import FlycooTensor
 from .row_penalties import RIDGE, RowPenalty, update_rows
-from .tucker_sweep import TuckerSweep
+from .tucker_sweep import TuckerSweep, list_grams
 
 
 @final
@@ -47,12 +47,12 @@ class PenalizedTucker(TuckerSweep):
         self._fill()
         last = len(factors) - 1
         products = self._contract(last, *self._project(last))
-        self.model.weights = fit_core(products, _multiply_all(factors))
+        self.model.weights = fit_core(products, list_grams(factors))
 
     def update(self, iteration: int) -> float:
         model = self.model
         self._fill()
-        grams = _multiply_all(model.factors)
+        grams = list_grams(model.factors)
         for mode, penalty in enumerate(self._penalties):
             rows, numbers = self._project(mode)
             targets = self._make_targets(mode, rows, numbers)
@@ -66,12 +66,7 @@ class PenalizedTucker(TuckerSweep):
             grams[mode] = transposed_product(factor, factor)
             products = self._contract(mode, rows, numbers)
             model.weights = fit_core(products, grams)
-        return self._measure(products)
-
-
-def _multiply_all(factors: Sequence[Array]) -> list[Array]:
-    """Return the Gram matrix of each factor."""
-    return [transposed_product(factor, factor) for factor in factors]
+        return self._measure(products, grams)
 
 
 def find_polar_factor(targets: Array) -> Array:

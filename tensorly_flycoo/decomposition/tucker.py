@@ -8,7 +8,6 @@ import tensorly as tl
 from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
 
 from ..base.array_modules import Array
-from ..engines.tall import transposed_product
 from ..io.checkpoint import Resumed
 from ..loop.guarding import describe_as, require_flycoo_backend, tensorly_loop
 from ..loop.masks import MissingEntries, find_missing
@@ -21,7 +20,7 @@ from ..tensor.tensor import FlycooTensor
 from .parafac import parafac
 from .penalized_tucker import PenalizedTucker
 from .row_penalties import RowPenalty, RowStrengths, read_row_penalties, warn_if_zero
-from .tucker_sweep import fill_missing, make_tucker_tensor, start_masked
+from .tucker_sweep import fill_missing, list_grams, make_tucker_tensor, start_masked
 
 
 @describe_as(parafac)
@@ -260,7 +259,7 @@ class TensorlyTucker(Sweep):
         core = self.model.weights
         factors = self.model.factors
         inner = (core * tl.tenalg.multi_mode_dot(x, factors, transpose=True)).sum()
-        grams = [transposed_product(factor, factor) for factor in factors]
+        grams = list_grams(factors)
         model_square = (core * tl.tenalg.multi_mode_dot(core, grams)).sum()
         norm = x.norm()
         # |x - m|^2 = |x|^2 + |m|^2 - 2 <x, m>; rounding may leave less than 0.

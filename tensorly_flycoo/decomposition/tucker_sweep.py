@@ -52,6 +52,11 @@ def fill_missing(x: FlycooTensor, missing: MissingEntries | None, model: RunMode
     return missing.fill(evaluate_tucker(missing.coords, model.weights, model.factors))
 
 
+def list_grams(factors: Sequence[Array]) -> list[Array]:
+    """Return the Gram matrix of each factor."""
+    return [transposed_product(factor, factor) for factor in factors]
+
+
 def make_tucker_tensor(model: RunModel) -> TuckerTensor:
     """Make a TensorLy TuckerTensor with a list of factors of its own."""
     return TuckerTensor((model.weights, list(model.factors)))
@@ -90,14 +95,12 @@ class TuckerSweep(Sweep):
         product = transposed_product(self.model.factors[mode][numbers], rows)
         return tl.fold(product, mode, self.model.weights.shape)
 
-    def _measure(self, products: Array) -> float:
-        """Return the error, from the tensor times all factors."""
+    def _measure(self, products: Array, grams: Sequence[Array]) -> float:
+        """Return the error, from the tensor times all factors and their Gram matrices."""
         core = self.model.weights.astype(np.float64)
         square = np.float64(float(self._filled.norm())) ** 2
-        grams = [
-            transposed_product(factor, factor).astype(np.float64) for factor in self.model.factors
-        ]
-        model_square = float((core * multi_mode_dot(core, grams)).sum())
+        exact_grams = [gram.astype(np.float64) for gram in grams]
+        model_square = float((core * multi_mode_dot(core, exact_grams)).sum())
         inner = float((core * products).sum())
         # |x - m|^2 = |x|^2 + |m|^2 - 2 <x, m>; rounding may leave less than 0.
         residual_square = abs(square + model_square - 2 * inner)
@@ -105,8 +108,9 @@ class TuckerSweep(Sweep):
 
     def measure_start(self) -> float:
         self._fill()
-        last = len(self.model.factors) - 1
-        return self._measure(self._contract(last, *self._project(last)))
+        factors = self.model.factors
+        last = len(factors) - 1
+        return self._measure(self._contract(last, *self._project(last)), list_grams(factors))
 
     def make(self) -> TuckerTensor:
         return make_tucker_tensor(self.model)

@@ -15,15 +15,11 @@ class RowBlocks(NamedTuple):
     fewer, or none.
 
     >>> rows = RowBlocks([np.empty((2, 5)), np.empty((1, 5))])
-    >>> rows.shape, rows.num_block_rows
-    ((3, 5), 2)
+    >>> rows.shape
+    (3, 5)
     """
 
     blocks: Sequence[Array]
-
-    @property
-    def num_block_rows(self) -> int:
-        return self.blocks[0].shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:

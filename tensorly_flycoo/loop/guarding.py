@@ -122,7 +122,7 @@ def guard(
             refuse_foreign(call.foreign)
         if call.tensor is None:
             _refuse_table(args[0] if args else kwargs.get("tensor"))
-        # A WholeTensor comes from our own call of TensorLy's loop, through who has decorated that.
+        # A WholeTensor comes from our own call of TensorLy's loop, if somebody has decorated that.
         is_for_loop = call.tensor is None or isinstance(call.tensor, WholeTensor)
         if is_for_loop or not takes(name, call):
             with log_compilation():

@@ -51,9 +51,8 @@ MODEL_USES = {
         ModelUse("core_consistency", losses=_MEANS, absent=("zero",)),
         ModelUse("cp_fit"),
         ModelUse("cp_to_entries", data=""),
-        ModelUse(
-            "diagnose", takes_blocks=False
-        ),  # which refuses models whose gradient it does not compute
+        # It refuses models whose gradient it does not compute.
+        ModelUse("diagnose", takes_blocks=False),
         ModelUse("evaluate", losses=_MEANS),
         ModelUse("factor_match_score", model="cp_tensor2", data=""),
         ModelUse(
@@ -63,9 +62,8 @@ MODEL_USES = {
             takes_blocks=False,
         ),
         ModelUse("recommend", data="exclude"),
-        ModelUse(
-            "uncertainty", takes_blocks=False
-        ),  # `models/refitting.py` says which models it can fit again
+        # `models/refitting.py` says which models it can fit again.
+        ModelUse("uncertainty", takes_blocks=False),
     )
 }
 

@@ -43,6 +43,7 @@ def solve_row_systems(
     *,
     lengths: Array | None = None,
     non_negative: bool = False,
+    plan: RowPlan | None = None,
 ) -> Array:
     r"""Solve the least-squares systems of all rows of a factor.
 
@@ -63,6 +64,9 @@ def solve_row_systems(
         default the roots of the diagonal of `common`; a length of 0 counts as 1.
     non_negative : bool
         Whether all elements of the rows must be non-negative.
+    plan : RowPlan, optional
+        Groups the cells; if it is restricted, other rows with cells are zeros. By default it is
+        made here.
 
     Returns
     -------
@@ -115,8 +119,8 @@ def solve_row_systems(
     common = common / lengths[:, None] / lengths
     if cells is None or cells.rows.size == 0:
         return _solve_alike(products, common, non_negative) / lengths
-    plan = RowPlan.of(cells.rows, products.shape[0])
-    solved = xp.empty_like(products)
+    plan = plan or RowPlan.of(cells.rows, products.shape[0])
+    solved = xp.zeros_like(products)
     is_plain = plan.starts == plan.ends
     if has_true(is_plain):
         solved[is_plain] = _solve_alike(products[is_plain], common, non_negative)

@@ -50,7 +50,7 @@ class CoupledCP:
     block_weights : list of float
         As given to `coupled_parafac`; empty if the file of the model is of an older release.
     absent : list of {"zero", "unknown"}
-        What a cell without a row is in each block; if empty, zeros.
+        What a cell without a row is in each block; zeros if not given.
 
     Examples
     --------
@@ -69,6 +69,9 @@ class CoupledCP:
     block_weights: list[float] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     flycoo: FitRecord | None = None
+
+    def __post_init__(self) -> None:
+        self.absent = _list_absent(self.absent, len(self.blocks))
 
     @property
     def rank(self) -> int:
@@ -240,7 +243,7 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
         errors, block_errors = header["errors"]
         # Older files have neither.
         block_weights = header.get("block_weights", [])
-        absent = header.get("absent") or ["zero"] * len(blocks)
+        absent = _list_absent(header.get("absent", []), len(blocks))
         labels.check([len(factor) for factor in arrays])
         ranks = {factor.shape[1] for factor in arrays}
         if weights.shape != (len(blocks), *ranks):
@@ -264,6 +267,11 @@ class LabelledCoupledCP(CoupledCP, LabelledFactors):
             block_weights=block_weights,
             absent=absent,
         )
+
+
+def _list_absent(absent: list[str], num_blocks: int) -> list[str]:
+    """Return the kind of cells without a row of each block: zeros if none is given."""
+    return absent or ["zero"] * num_blocks
 
 
 def make_cp_tensors(

@@ -165,12 +165,14 @@ def fold_in_coupled(
 
     # All others list the cells that they know.
     cells = None
+    plan = None
     known = {n: block.list_known() for n, block in enumerate(new_blocks) if block.is_observed}
     if known:
         roots = {n: block_weights[numbers[n]] ** 0.5 for n in known}
         scales_of_blocks = {n: root * weights[numbers[n]] for n, root in roots.items()}
         of_mode = CellsOfMode(known, index, [len(factor) for factor in factors])
         cells = of_mode.list_cells(factors, scales_of_blocks, roots)
+        plan = of_mode.plan
 
     # Rows that the same blocks know have one system, to which their cells add.
     users = [b for b, names in enumerate(model.blocks) if mode in names]
@@ -179,11 +181,16 @@ def fold_in_coupled(
     rows = xp.zeros_like(targets)
     for alike, known_blocks in group_rows(is_known, xp):
         gram = sum((grams[n] for n in known_blocks), start=ridge)
-        if cells is None:
+        if plan is None:
             rows[alike] = _solve(targets[alike], gram, non_negative)
             continue
         solved = solve_row_systems(
-            targets, gram, cells, lengths=np.sqrt(squares), non_negative=non_negative
+            targets,
+            gram,
+            cells,
+            lengths=np.sqrt(squares),
+            non_negative=non_negative,
+            plan=plan.restrict(alike),
         )
         rows[alike] = solved[alike]
     factor = model.factors[mode]
@@ -202,8 +209,7 @@ def _divide_data(block: CoupledBlock, power: float) -> None:
 
 def _obey_unknown(n: int, block: CoupledBlock, model: Any, number: int) -> None:
     """Take cells that a block does not store as unknown, if they were to the model."""
-    absent = [*model.absent] or ["zero"] * len(model.blocks)
-    if absent[number] == "unknown":
+    if model.absent[number] == "unknown":
         block.is_observed = True
     if block.is_observed and not isinstance(block.data, WholeTensor):
         raise ValueError(

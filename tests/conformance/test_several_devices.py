@@ -103,7 +103,7 @@ def write_blocks(engine, layout, factors, mode, out, *args, **options):
         return MTTKRP_ON_CPU(engine, layout, factors, mode, out, *args, **options)
     rows = np.empty(out.shape, out.dtype)
     MTTKRP_ON_CPU(engine, layout, factors, mode, rows, *args, **options)
-    starts = np.arange(1, len(out.blocks)) * out.num_block_rows
+    starts = np.arange(1, len(out.blocks)) * len(out.blocks[0])
     for block, part in zip(out.blocks, np.split(rows, starts), strict=True):
         block[...] = part
         NUM_WRITTEN.append(block.size)

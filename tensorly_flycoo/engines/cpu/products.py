@@ -140,7 +140,7 @@ def _run(
 
 @functools.cache
 def _make_no_rounding(rank: int, dtype: np.dtype) -> Rounding:
-    """Return what a pass takes that does not round; nobody writes to it."""
+    """Return the `Rounding` of a pass that does not round; nobody writes to it."""
     return Rounding.begin(np.empty((0, rank), dtype), num_blocks=0)
 
 
