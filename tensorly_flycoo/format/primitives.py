@@ -80,7 +80,7 @@ class LeadingPairs(NamedTuple):
 
     vectors: Array  # (n, K), orthonormal columns
     values: np.ndarray  # float64 (R,), descending
-    rows: Array | None  # (n,): which rows of the matrix `vectors` has; None for all
+    rows: Array | None  # integers (n,): which rows of the matrix `vectors` has; None for all
     sources: np.ndarray  # (R,): columns of `vectors`, or ``~row`` for a row's unit vector
 
     def are_placed(self, shape: tuple[int, int], dtype: np.dtype) -> bool:

@@ -4,6 +4,7 @@ import cupy
 import numpy as np
 import pytest
 import scipy.sparse
+import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor, coupled_parafac, fold_in, recommend
 from tensorly_flycoo.models import LabelledCoupledCP
@@ -152,7 +153,7 @@ def test_new_rows_beside_unknown_cells(numbers):
             data, labels = make_ratings(device)[n]
             taken = data[:, :9] if n == 0 else data[:9]
             new.append((taken, labels | {"film": [f"new {number}" for number in range(9)]}))
-        rows.append(fold_in(model, new, "film"))
+        rows.append(tl.to_numpy(fold_in(model, new, "film")))
         longer = model.extend(new, "film")
         best = recommend(longer.cp_tensors[0], "film", ["new 3"], 3, of="user")
         rows.append([*best[0].values()])

@@ -426,6 +426,8 @@ class CudaPrimitives(Primitives):
             PLACED=placed.dtype,
             BLOCK_SIZE=tuning.BLOCK_SIZE,
         )
+        if rows is not None:
+            rows = rows.astype(np.int64, copy=False)  # as the kernel reads them
         row_nbytes, column_nbytes = vectors.strides
         arguments = (
             np.int64(vectors.shape[0]),
