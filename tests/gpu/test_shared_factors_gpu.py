@@ -1,6 +1,5 @@
 """Models with one factor for several modes are on a GPU those of the CPU."""
 
-import cupy
 import numpy as np
 import pytest
 from sides import check_runs
