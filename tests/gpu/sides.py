@@ -17,7 +17,7 @@ def fetch(array, x=None):
 
 
 def check_runs(found, again, dtype):
-    """Fail unless two runs on a GPU left models there, of the same bits, with factors in a dtype."""
+    """Fail unless two runs on a GPU left factors there, of the same bits, in a dtype."""
     for own, same in zip(found.factors, again.factors, strict=True):
         assert isinstance(own, cupy.ndarray)
         assert own.dtype == dtype
