@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias, final
 
 import numpy as np
@@ -197,16 +198,12 @@ class AlternatingSweep(CpSweep):
         is_special = self.normalize_factors or any(self.smoothness) or self.rule_state is not None
         if is_plain and not is_special:
             self.start_recording(
-                self._update_recorded,
+                # Not a method of the sweep, which the collector alone would free then.
+                partial(_update_recorded, self.update_factor),
                 num_iterations,
                 wants_residual=self.wants_errors,
                 looks_ahead=not has_momentum and not self.factors_may_change,
             )
-
-    def _update_recorded(
-        self, factor: Array, product: Array, gram: GramProduct, mode: int
-    ) -> Array:
-        return self.update_factor(factor, product, gram.compute(), mode)
 
     def update(self, iteration: int) -> Any:
         """Do an iteration; return the error, None if nobody needs it."""
@@ -254,6 +251,13 @@ class AlternatingSweep(CpSweep):
             gram = self._grams.multiply(weights, factors, mode)
         factors[mode] = self.update_factor(factors[mode], product, gram, mode)
         return product
+
+
+def _update_recorded(
+    update_factor: FactorUpdate, factor: Array, product: Array, gram: GramProduct, mode: int
+) -> Array:
+    """Update a factor by a rule; with the rule it is an `UpdateMode`."""
+    return update_factor(factor, product, gram.compute(), mode)
 
 
 def normalize_cp(model: RunModel) -> None:
