@@ -28,12 +28,12 @@ def read_host_nbytes():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def decompose(number):
+def decompose(number, num_iterations=2):
     """Build a tensor in the next layout and decompose it with the next function."""
     coords, values = determinism.draw_nonzeros()
     layout = LAYOUTS[number % 3]
     x = FlycooTensor(coords, np.abs(values), determinism.SHAPE, layout=layout, device="cuda")
-    options = {"n_iter_max": 2, "tol": 0, "init": "random", "random_state": number}
+    options = {"n_iter_max": num_iterations, "tol": 0, "init": "random", "random_state": number}
     function = (parafac, parafac, non_negative_parafac_hals, tucker)[number % 4]
     function(x, (3, 3, 3) if function is tucker else 3, **options)
 
@@ -57,6 +57,22 @@ def test_memory_is_flat_over_a_thousand_decompositions():
         assert measure() == before
         assert read_host_nbytes() <= host_nbytes + _HOST_SLACK_NBYTES
         assert pinned.n_free_blocks() <= num_pinned + _MAX_PINNED_BLOCKS
+
+
+@pytest.mark.parametrize("num_iterations", [2, 12], ids=["piece by piece", "recorded"])
+@pytest.mark.parametrize("number", range(12))
+def test_memory_is_freed_without_the_garbage_collector(number, num_iterations):
+    """It knows nothing of a GPU's memory, and may come late."""
+    decompose(number, num_iterations)  # compiles
+    pool = cupy.cuda.MemoryPool()
+    gc.collect()
+    gc.disable()
+    try:
+        with cupy.cuda.using_allocator(pool.malloc):
+            decompose(number, num_iterations)
+            assert pool.used_bytes() == 0
+    finally:
+        gc.enable()
 
 
 def make_poisoned_pool(byte):
