@@ -125,7 +125,7 @@ def from_dataframe(
     bytes per row, some 120 per label that is text, and of a table in parts one part, and about as
     much again while it is numbered. Labels do not depend on the parts; errors name the part.
     `save_slabs` takes the same tables if the tensor itself is larger than memory.
-    All aggregates but "sum" and "count" sort the rows, and so does a warning of added values.
+    All aggregates but "sum" and "count" sort the rows, and so do values of both signs.
 
     Examples
     --------
@@ -198,9 +198,12 @@ def from_dataframe(
         numbers = numbers[is_nonzero]
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
-    num_repeated = 0
-    if _must_merge(numbers, aggregate, zeros):
-        coords, numbers, num_repeated = _merge(coords, numbers, shape, aggregate)
+    num_rows = numbers.size
+    # A tensor drops a sum of 0 without a word, which only values of both signs can have.
+    may_cancel = bool(num_rows and numbers.min() < 0 < numbers.max())
+    must_merge = aggregate in ("mean", "last", "max") or (may_cancel and zeros != "drop")
+    if num_rows and must_merge:
+        coords, numbers = _merge(coords, numbers, shape, aggregate)
     if zeros == "raise":
         hint = ', missing="unknown" if they are unknown'
         if blocks:
@@ -212,9 +215,10 @@ def from_dataframe(
     if blocks and has_values and zeros != "drop":
         _warn_of_single_gaps(tensor, modes, blocks, unknown)
     if has_values and aggregate is None:
-        if tensor.nnz < coords.shape[1]:  # it has added some: count the cells of these
-            coords, _, num_repeated = _merge(coords, numbers, shape, aggregate)
-        _warn_of_added_values(num_repeated, coords.shape[1])
+        num_cells = tensor.nnz
+        if may_cancel and num_cells < numbers.size:  # also those of which nothing is left
+            num_cells = _merge(coords, numbers, shape, aggregate)[1].size
+        _warn_of_added_values(num_rows - num_cells, num_rows)
 
     ordered = [*list_ordered(column_labels), *getattr(labels, "ordered", ())]
     labels_of_modes = Labels(mode_labels, ordered=ordered)
@@ -357,44 +361,29 @@ def keep_zeros(numbers: np.ndarray) -> np.ndarray:
     return np.where(numbers == 0, kept_zero, numbers)
 
 
-def _must_merge(numbers: np.ndarray, aggregate: str | None, zeros: str) -> bool:
-    """Return whether rows of one cell are merged here; else the tensor adds their values."""
-    if numbers.size == 0 or aggregate == "count":
-        return False
-    if aggregate in ("mean", "last", "max"):
-        return True
-    if zeros == "drop":
-        return False
-    # A tensor drops a sum of 0 without a word, which only values of both signs can have.
-    has_both_signs = numbers.min() < 0 < numbers.max()
-    return bool(has_both_signs)
-
-
-def _warn_of_added_values(num_repeated: int, num_cells: int) -> None:
-    """Warn if the values of several rows were added in some cells, which nobody has asked for."""
-    if num_repeated:
+def _warn_of_added_values(num_added: int, num_rows: int) -> None:
+    """Warn if values of rows were added to those of others, which nobody has asked for."""
+    if num_added:
         warn(
-            f"{num_repeated:,} of {num_cells:,} cells have several rows, whose values "
-            'are added: pass aggregate="sum" if that is meant, else "mean", "last", "max" or '
-            '"count"'
+            f"{num_added:,} of {num_rows:,} rows fall into the cell of an earlier one, and the "
+            'values are added: pass aggregate="sum" if that is meant, else "mean", "last", "max" '
+            'or "count"'
         )
 
 
 def _merge(
     coords: np.ndarray, numbers: np.ndarray, shape: Sequence[int], aggregate: str | None
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Merge the values of each cell; return also how many cells have several."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Merge the values of each cell."""
     cells, grouped, starts = group_cells(coords, numbers, shape, select_engine("cpu"))
     ends = np.append(starts[1:], grouped.size)
-    counts = ends - starts  # of the rows of each cell
-    num_repeated = int(np.count_nonzero(counts > 1))
     if aggregate == "last":
         last_values = grouped[ends - 1]
-        return cells, last_values, num_repeated
+        return cells, last_values
     if aggregate == "max":
         maxima = np.maximum.reduceat(grouped, starts)
-        return cells, maxima, num_repeated
+        return cells, maxima
     sums = np.add.reduceat(grouped, starts, dtype=np.float64)  # also of float32: fewer roundings
     if aggregate == "mean":
-        sums /= counts
-    return cells, sums.astype(grouped.dtype), num_repeated
+        sums /= ends - starts  # the rows of each cell
+    return cells, sums.astype(grouped.dtype)

@@ -97,7 +97,8 @@ def test_added_values_are_named(folder, capsys):
     command = ["fit", "stars.csv", "--modes", "user,film", "--rank", "1", "--quiet"]
     assert main([*command, "--values", "stars"]) == 0
     message = (
-        "warning: 1 of 3 cells have several rows, whose values are added: pass --aggregate sum"
+        "warning: 1 of 4 rows fall into the cell of an earlier one, and the values are added: pass "
+        "--aggregate sum"
     )
     assert message in capsys.readouterr().err
     for options in (["--values", "stars", "--aggregate", "sum"], []):

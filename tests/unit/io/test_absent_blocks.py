@@ -212,7 +212,7 @@ STARS = pd.DataFrame({"user": [0, 0, 1, 1, 1], "film": [0, 0, 0, 1, 1], "v": [4.
 
 
 def test_added_values_are_named():
-    message = '2 of 3 cells have several rows, whose values are added: pass aggregate="sum" if'
+    message = "2 of 5 rows fall into the cell of an earlier one, and the values are added: pass agg"
     for table in (STARS, STARS.assign(v=[4.0, 4, 3, 1, 2])):  # two ways to add
         (found,) = list_warnings(table, ["user", "film"], "v")
         assert found.startswith(message)
@@ -221,13 +221,13 @@ def test_added_values_are_named():
         assert not list_warnings(table, ["user", "film"])
         assert not list_warnings(table[1:4], ["user", "film"], "v")
     cancelled = STARS.assign(v=[4.0, -4, 3, 0, 2])
-    for zeros, count in [("drop", "1 of 3"), ("keep", "2 of 3")]:
+    for zeros, count in [("drop", "1 of 4"), ("keep", "2 of 5")]:
         (found,) = list_warnings(cancelled, ["user", "film"], "v", zeros=zeros)
-        assert found.startswith(f"{count} cells have several rows")
+        assert found.startswith(f"{count} rows fall into the cell of an earlier one")
 
 
 @pytest.mark.parametrize("aggregate", ["sum", "mean", "last", "max", "count", None])
-@pytest.mark.filterwarnings("ignore:.*cells have several rows")
+@pytest.mark.filterwarnings("ignore:.*rows fall into the cell")
 def test_a_dropped_zero_is_as_if_its_row_were_not_there(aggregate):
     random = np.random.default_rng(0)
     table = pd.DataFrame(random.integers(0, 8, (400, 2)), columns=["a", "b"])
