@@ -273,11 +273,13 @@ def _collect(
     num_rows = sum(part.codes[0].size for part in parts)
     coords = np.empty((len(sorted_labels), num_rows), np.int64)
     for mode, (_, indices) in enumerate(sorted_labels.values()):
+        # As the numbers of a table in one piece are.
+        are_numbers = np.array_equal(indices, np.arange(indices.size))
         start = 0
         for part in parts:
             codes = part.codes[mode]
             stop = start + codes.size
-            coords[mode, start:stop] = indices[codes]
+            coords[mode, start:stop] = codes if are_numbers else indices[codes]
             start = stop
     labels = {name: column.labels for name, column in sorted_labels.items()}
     part_values = [part.values for part in parts if part.values is not None]
