@@ -5,7 +5,8 @@ threads do not help, since NVRTC lets them take turns (101 kernels took 15.8 s o
 on 16).
 
 With the environment variable TENSORLY_FLYCOO_ASSERTIONS set to 1 they are debug builds, which stop
-if an id is out of range or rows do not ascend.
+if an id is out of range or rows do not ascend, and refuse arrays whose items do not have the size
+that the kernel reads.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ from cupy.cuda import driver
 from ...base.array_modules import GpuArray as Array
 from ...base.reporting import add_compiled
 from . import cubins, tuning
-from .source import specialise
+from .source import check_arguments, specialise
 
 _HAS_ASSERTIONS = os.environ.get("TENSORLY_FLYCOO_ASSERTIONS") == "1"
 _OPTIONS = (*cubins.OPTIONS, *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
@@ -102,6 +103,8 @@ def launch(
     """Launch on CuPy's current stream; None is passed as a null pointer."""
     if shared_nbytes and kernel.max_dynamic_shared_size_bytes < shared_nbytes:
         kernel.max_dynamic_shared_size_bytes = shared_nbytes
+    if _HAS_ASSERTIONS:
+        check_arguments(kernel.code, kernel.name, arguments)
     passed = tuple([np.uint64(0) if value is None else value for value in arguments])
     kernel(grid, (block_size,), passed, shared_mem=shared_nbytes)
 

@@ -6,7 +6,7 @@ finds: after a change to one of them the cache would return stale machine code.
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ _TYPES = {
     np.dtype(np.uint32): "unsigned",
     np.dtype(np.uint64): "unsigned long long",
 }
+
+_ITEM_SIZES = {"bool": 1} | {c_type: dtype.itemsize for dtype, c_type in _TYPES.items()}
+_DEFINE = re.compile(r"^#define (\w+) (.+)$", re.MULTILINE)
+_POINTER = re.compile(r"(?:const )?([\w: ]+?)\s*\*\s*(?:__restrict__ )?\w+")
 
 
 def specialise(name: str, macros: dict[str, Any]) -> str:
@@ -61,6 +65,43 @@ def express(value: Any) -> str:
     if value.fields is not None:
         return layout_macro(value)
     return _TYPES[value]
+
+
+def check_arguments(text: str, name: str, arguments: Sequence[Any]) -> None:
+    """Refuse arrays whose items have another size than those that the kernel `name` points to.
+
+    A TypeError names the argument, by its place.
+    """
+    sizes = find_item_sizes(text, name)
+    for place, (argument, expected) in enumerate(zip(arguments, sizes, strict=True)):
+        is_array = getattr(argument, "ndim", 0) > 0
+        if is_array and expected is not None and argument.itemsize != expected:
+            raise TypeError(
+                f"argument {place} of the kernel {name} has the dtype {argument.dtype}, expected "
+                f"items of {expected} bytes"
+            )
+
+
+@functools.cache
+def find_item_sizes(text: str, kernel: str) -> tuple[int | None, ...]:
+    """Return for each parameter of a kernel how many bytes the items have that it points to.
+
+    None for a parameter that is no pointer, or points to a type that C++ defines in the `text`.
+
+    >>> define, entry = "#define ROW unsigned short", 'extern "C" __global__ void'
+    >>> find_item_sizes(f"{define}\\n{entry} add(long long n, const ROW* rows, bool* flags)", "add")
+    (None, 2, 1)
+    """
+    macros = dict(_DEFINE.findall(text))
+    match = re.search(rf"__global__[^;{{]*?\b{kernel}\s*\(([^)]*)\)", text)
+    if match is None:
+        raise ValueError(f"kernel is {kernel!r}, expected one of the text")
+    sizes: list[int | None] = []
+    for parameter in match[1].split(","):
+        pointer = _POINTER.fullmatch(parameter.strip())
+        c_type: str = pointer[1] if pointer else ""
+        sizes.append(_ITEM_SIZES.get(macros.get(c_type, c_type)))
+    return tuple(sizes)
 
 
 @functools.cache

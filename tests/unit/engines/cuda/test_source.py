@@ -3,11 +3,18 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tensorly_flycoo
 from tensorly_flycoo.engines import cuda
-from tensorly_flycoo.engines.cuda.source import list_files, load_source
+from tensorly_flycoo.engines.cuda.source import (
+    check_arguments,
+    find_item_sizes,
+    list_files,
+    load_source,
+    specialise,
+)
 
 ENTRIES = sorted(name for name in list_files() if name.endswith(".cu"))
 HEADERS = sorted(name for name in list_files() if name.endswith(".cuh"))
@@ -78,3 +85,40 @@ def test_the_head_of_a_kernel_describes_it(entry):
     places = [head.find(f"// {part}") for part in parts]
     assert -1 not in places
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_item_sizes_are_known_of_all_but_types_of_cpp(entry):
+    text = load_source(entry)
+    macros = re.findall(r"^// MACRO (\w+)", text, re.MULTILINE)
+    text = "".join(f"#define {macro} double\n" for macro in macros) + text
+    kernels = re.findall(r'extern "C" __global__[^;{]*?(\w+)\s*\((?!BLOCK)([^)]*)\)\s*{', text)
+    assert len(kernels) == text.count('extern "C" __global__')
+    for name, parameters in kernels:
+        sizes = find_item_sizes(text, name)
+        for parameter, size in zip(parameters.split(","), sizes, strict=True):
+            is_pointer = "*" in parameter
+            is_of_cpp = re.search(r"([A-Z]\w*(::\w+|<\w+>)?|void|uint2)\* ?\w+$", parameter)
+            assert size in ((1, 2, 4, 8, None) if is_pointer else (None,))
+            assert size or is_of_cpp or not is_pointer
+
+
+def test_arrays_with_items_of_another_size_are_refused():
+    text = specialise(
+        "place_vectors.cu",
+        {"VECTOR": np.dtype("f4"), "PLACED": np.dtype("f8"), "BLOCK_SIZE": 256},
+    )
+    vectors, places, out = np.ones((3, 2), "f4"), np.zeros((2, 2), np.int64), np.ones((5, 2))
+    one = np.int64(1)
+
+    def list_arguments(rows):
+        return (one, one, vectors, one, one, rows, places, one, out)
+
+    check_arguments(text, "place_vectors", list_arguments(np.arange(3)))
+    check_arguments(text, "place_vectors", list_arguments(None))
+    with pytest.raises(
+        TypeError, match=r"argument 5 .* place_vectors has the dtype uint32, .* 8 byt"
+    ):
+        check_arguments(text, "place_vectors", list_arguments(np.arange(3, dtype=np.uint32)))
+    with pytest.raises(ValueError, match="kernel is 'other'"):
+        find_item_sizes(text, "other")
