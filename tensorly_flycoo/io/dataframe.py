@@ -199,8 +199,9 @@ def from_dataframe(
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
     num_rows = numbers.size
-    # A tensor drops a sum of 0 without a word, which only values of both signs can have.
-    may_cancel = bool(num_rows and numbers.min() < 0 < numbers.max())
+    are_added = has_values and aggregate in (None, "sum")
+    may_cancel = are_added and _have_both_signs(numbers)
+    # A tensor adds values too, but drops a sum of 0 without a word.
     must_merge = aggregate in ("mean", "last", "max") or (may_cancel and zeros != "drop")
     if num_rows and must_merge:
         coords, numbers = _merge(coords, numbers, shape, aggregate)
@@ -361,6 +362,11 @@ def keep_zeros(numbers: np.ndarray) -> np.ndarray:
     largest = abs(numbers).max(initial=0) or 1.0
     kept_zero = _KEPT_ZERO * largest
     return np.where(numbers == 0, kept_zero, numbers)
+
+
+def _have_both_signs(numbers: np.ndarray) -> bool:
+    """Return whether some values are below 0, and some above."""
+    return numbers.size > 0 and bool(numbers.min() < 0 < numbers.max())
 
 
 def _warn_of_added_values(num_added: int, num_rows: int) -> None:
