@@ -4,13 +4,14 @@ Telling them apart never imports CuPy: if it is not loaded, no array is CuPy's.
 """
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
+
+from .host_threads import count_threads, map_in_threads
 
 if TYPE_CHECKING:
     import cupy
@@ -27,7 +28,6 @@ _GPU_DEVICE_TYPES = (2, 13)
 #: Larger arrays are copied between the host and a GPU in parts, by several threads.
 _MIN_PARTED = 2**23
 _PART_NBYTES = 2**23
-MAX_THREADS = 16
 
 
 def is_cupy(x: object) -> "TypeGuard[cupy.ndarray]":
@@ -174,8 +174,6 @@ def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None
     that all threads share: each start goes to one of them. Their streams wait for earlier work on
     the current stream; when this returns, all their work is complete.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     import cupy
 
     shared_starts = iter(starts)  # all threads take from this one
@@ -188,9 +186,7 @@ def share_parts(starts: Iterable[int], copy: Callable[[int, Iterator[int]], None
             copy(thread, shared_starts)
             stream.synchronize()
 
-    num_threads = min(MAX_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(num_threads, "tensorly-flycoo-copier") as pool:
-        list(pool.map(run, range(num_threads)))
+    map_in_threads(run, range(count_threads()))
 
 
 def has_true(flags: Array) -> bool:

@@ -9,7 +9,6 @@ A GPU packs and unpacks them (`engines.cuda.packed_records`). Here they are unpa
 be checked, or to build the tensor anew for a CPU.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -17,7 +16,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..base.array_modules import MAX_THREADS, Array, move
+from ..base.array_modules import Array, move
+from ..base.host_threads import map_in_threads
 from .bit_fields import WORD_BITS, BitFields
 from .packing import RecordFormat, RecordOrder
 from .primitives import list_nonempty_rows
@@ -100,8 +100,6 @@ class PackedRecords:
         Raise a ValueError if a row or a value is not in its table. Costs about 30 ns a record on
         one core; threads share the work.
         """
-        from concurrent.futures import ThreadPoolExecutor
-
         nnz, num_words = self.shape
         group_words = self.bits.record_bits
         num_groups = -(-nnz // WORD_BITS)
@@ -114,9 +112,7 @@ class PackedRecords:
             target = records[first : first + _PART_NNZ].view(np.uint32)
             self._unpack_groups(groups[part], first, target)
 
-        num_threads = min(MAX_THREADS, os.cpu_count() or 1)
-        with ThreadPoolExecutor(num_threads, "tensorly-flycoo-unpacker") as pool:
-            list(pool.map(unpack_part, range(0, nnz, _PART_NNZ)))
+        map_in_threads(unpack_part, range(0, nnz, _PART_NNZ))
         return records
 
     def _unpack_groups(self, groups: np.ndarray, first: int, records: np.ndarray) -> None:

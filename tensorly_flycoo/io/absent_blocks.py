@@ -3,7 +3,7 @@
 import functools
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,15 +55,15 @@ def suspect_absent(coords: np.ndarray, shape: Sequence[int]) -> AbsentBlocks | N
 
     Of several such modes, the fewest, and then those whose absent blocks would have had most rows.
     """
-    num_rows = coords.shape[1]
-    # How large a part of the rows each label of each mode has.
-    shares = [
-        np.bincount(indices, minlength=size) / num_rows
-        for indices, size in zip(coords, shape, strict=True)
-    ]
+
+    @functools.cache  # most tables have too many combinations for any to be found
+    def find_shares(mode: int) -> np.ndarray:
+        """Return how large a part of the rows each label of a mode has."""
+        return np.bincount(coords[mode], minlength=shape[mode]) / coords.shape[1]
+
     for num_modes in range(2, len(shape)):
         candidates = itertools.combinations(range(len(shape)), num_modes)
-        absents = [_look_at(modes, coords, shares) for modes in candidates]
+        absents = [_look_at(modes, coords, shape, find_shares) for modes in candidates]
         suspects = [absent for absent in absents if absent is not None]
         if suspects:
             return max(suspects, key=lambda absent: absent.lost_rows)
@@ -71,7 +71,10 @@ def suspect_absent(coords: np.ndarray, shape: Sequence[int]) -> AbsentBlocks | N
 
 
 def _look_at(
-    modes: tuple[int, ...], coords: np.ndarray, shares: Sequence[np.ndarray]
+    modes: tuple[int, ...],
+    coords: np.ndarray,
+    shape: Sequence[int],
+    find_shares: Callable[[int], np.ndarray],
 ) -> AbsentBlocks | None:
     """Return the absent blocks in some modes, if they do not look like chance; else None.
 
@@ -81,13 +84,16 @@ def _look_at(
     in which some labels rarely come together, and others never.
     """
     num_rows = coords.shape[1]
+    sizes = [shape[mode] for mode in modes]
+    if num_cells(sizes) > num_rows:
+        return None
+    shares = [find_shares(mode) for mode in range(len(shape))]
     num_used = [int(np.count_nonzero(share)) for share in shares]  # labels that occur
     num_combinations = num_cells(num_used[mode] for mode in modes)
     block_size = num_cells(num_used) // num_combinations
-    sizes = [shares[mode].size for mode in modes]
     # Before counting: with so many combinations, half of them cannot have enough rows.
     least_rows = _FULL * block_size * num_combinations / 2
-    if num_cells(sizes) > num_rows or num_rows < least_rows:
+    if num_rows < least_rows:
         return None
 
     combinations = np.ravel_multi_index([coords[mode] for mode in modes], sizes)

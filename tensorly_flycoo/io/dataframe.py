@@ -1,6 +1,7 @@
 """Make a tensor from a table: columns become modes, entries indices."""
 
 import inspect
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..base.checks import check_choice, num_cells, warn
+from ..base.host_threads import map_in_threads
 from ..base.watching import watched
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels
@@ -21,7 +23,7 @@ from .absent_blocks import (
     suspect_absent,
 )
 from .entries import ColumnLabels, list_ordered
-from .table_parts import TableParts
+from .table_parts import NumberedRows, TableParts
 from .table_rows import DROP_ADVICE, MISSING, check_modes, refuse_zeros
 
 AGGREGATES = ("sum", "mean", "last", "max", "count")
@@ -32,6 +34,9 @@ _KEPT_ZERO = 2.0**-64
 
 #: A mode of a table with at least so many rows should not have a label for every second row.
 _MANY_ROWS = 1000
+
+#: Rows that a thread writes at a time.
+_BLOCK_ROWS = 2**18
 
 _logger = logging.getLogger(__name__)
 
@@ -273,20 +278,31 @@ def _collect(
     sorted_labels = table.sort_labels()
     num_rows = sum(part.codes[0].size for part in parts)
     coords = np.empty((len(sorted_labels), num_rows), np.int64)
-    for mode, (_, indices) in enumerate(sorted_labels.values()):
-        # As the numbers of a table in one piece are.
-        are_numbers = np.array_equal(indices, np.arange(indices.size))
-        start = 0
-        for part in parts:
-            codes = part.codes[mode]
-            stop = start + codes.size
-            coords[mode, start:stop] = codes if are_numbers else indices[codes]
-            start = stop
+
+    all_indices = [column.indices for column in sorted_labels.values()]
+
+    def write(rows: slice, all_codes: list[np.ndarray]) -> None:
+        """Write the indices of some rows, whose labels have these numbers."""
+        for mode, (codes, indices) in enumerate(zip(all_codes, all_indices, strict=True)):
+            coords[mode, rows] = codes if indices is None else indices[codes]
+
+    map_in_threads(write, *_cut_codes(parts))
     labels = {name: column.labels for name, column in sorted_labels.items()}
     part_values = [part.values for part in parts if part.values is not None]
     if not part_values:
         return coords, None, labels
     return coords, np.concatenate(part_values), labels
+
+
+def _cut_codes(parts: Sequence[NumberedRows]) -> tuple[list[slice], list[list[np.ndarray]]]:
+    """Cut all rows into blocks: which rows each has, and each mode's numbers of them."""
+    blocks = [
+        [codes[first : first + _BLOCK_ROWS] for codes in part.codes]
+        for part in parts
+        for first in range(0, part.codes[0].size, _BLOCK_ROWS)
+    ]
+    stops = np.cumsum([block[0].size for block in blocks]).tolist()
+    return list(itertools.starmap(slice, itertools.pairwise([0, *stops]))), blocks
 
 
 def _check_missing(

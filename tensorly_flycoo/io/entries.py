@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.checks import require, warn
+from ..base.host_threads import map_in_threads
 from ..tensor.labelled import as_labels
 
 _EXPECTED = "expected numbers, text or dates: convert the others, for instance to text"
@@ -52,8 +53,14 @@ class ColumnLabels(NamedTuple):
 #: table takes 5 bytes for each, and hashing the rows takes seven times as long.
 _MOST_BETWEEN = 2
 
+#: Integers that a thread numbers at a time; with what is made of them they fit a core's cache.
+_BLOCK_ROWS = 2**17
+
 #: Texts that are Python's at a time.
 _TEXT_BLOCK = 2**15
+
+#: Arrow's types of text whose rows are encoded ahead, in threads; the others are rare.
+_ENCODED_TYPES = ("string", "large_string")
 
 #: What is known of labels that are text.
 _TEXT = ColumnLabels(np.array([""], object))
@@ -131,6 +138,17 @@ def _convert_objects(column: Any) -> Any:
     return column
 
 
+def encode_texts(columns: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return some columns of Arrow, the text among them with a dictionary of its distinct entries.
+
+    Hashing the rows takes most of the time of numbering them; the columns share it among threads.
+    """
+    found = {name: columns[name] for name in names}
+    texts = [name for name, column in found.items() if str(column.type) in _ENCODED_TYPES]
+    encoded = map_in_threads(lambda name: found[name].dictionary_encode(), texts)
+    return found | dict(zip(texts, encoded, strict=True))
+
+
 def number_entries(column: Any, name: str) -> CodedColumn:
     """Number the distinct entries of a column of Arrow, called `name` in errors.
 
@@ -157,7 +175,7 @@ def number_entries(column: Any, name: str) -> CodedColumn:
         sorted_entries = distinct.dictionary.take(order)
         entries = coarsen(sorted_entries.to_numpy(zero_copy_only=False))
         if entries.dtype == object:
-            types = {type(entry) for entry in entries}
+            types = {*map(type, entries.tolist())}
             if types - {str}:
                 raise TypeError(f"it holds {type(entries[0]).__name__}")
     except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
@@ -180,21 +198,52 @@ def _number_integers(column: Any) -> CodedColumn | None:
 
     Return None if that would be long for the column, or they are not int64.
     """
-    integers = column.to_numpy()
-    if integers.size == 0:
+    num_rows = len(column)
+    if num_rows == 0:
         return None
-    smallest = int(integers.min())
-    largest = int(integers.max())
+    blocks = _cut_integers(column)
+    limits = map_in_threads(lambda block: (int(block.min()), int(block.max())), blocks)
+    smallest = min(least for least, _ in limits)
+    largest = max(most for _, most in limits)
     size = largest - smallest + 1
-    if size > _MOST_BETWEEN * integers.size or largest > np.iinfo(np.int64).max:
+    if size > _MOST_BETWEEN * num_rows or largest > np.iinfo(np.int64).max:
         return None
-    places = integers.astype(np.int64, copy=False) - smallest
     occurs = np.zeros(size, bool)
-    occurs[places] = True
+
+    def find_places(block: np.ndarray) -> np.ndarray:
+        return block.astype(np.int64, copy=False) - smallest
+
+    def mark(block: np.ndarray) -> None:
+        occurs[find_places(block)] = True
+
+    map_in_threads(mark, blocks)
     code_of_place = np.cumsum(occurs, dtype=np.int32)
     code_of_place -= 1
+    codes = np.empty(num_rows, np.int32)
+
+    def look_up(block: np.ndarray, target: np.ndarray) -> None:
+        target[...] = code_of_place[find_places(block)]
+
+    stops = np.cumsum([block.size for block in blocks])
+    map_in_threads(look_up, blocks, np.split(codes, stops[:-1]))
     entries = np.flatnonzero(occurs) + smallest
-    return CodedColumn(code_of_place[places], ColumnLabels(entries))
+    return CodedColumn(codes, ColumnLabels(entries))
+
+
+def _cut_integers(column: Any) -> list[np.ndarray]:
+    """Return the integers of an Arrow column in blocks, views of its chunks unless these are short.
+
+    None of the blocks is empty.
+    """
+    chunks = getattr(column, "chunks", [column])
+    are_short = len(chunks) > 1 + len(column) // _BLOCK_ROWS
+    if are_short:
+        chunks = [column.combine_chunks()]
+    return [
+        chunk[start : start + _BLOCK_ROWS].to_numpy()
+        for chunk in chunks
+        for start in range(0, len(chunk), _BLOCK_ROWS)
+    ]
 
 
 def _encode(column: Any) -> tuple[Any, bool]:
@@ -314,9 +363,9 @@ def drop_unused(codes: np.ndarray, labels: ColumnLabels) -> CodedColumn:
     >>> codes, labels.entries
     (array([ 1, -1,  0], dtype=int32), array([5, 7]))
     """
-    # Codes are counted from -1 on, of which the count is left out.
-    counts = np.bincount(codes + 1, minlength=labels.entries.size + 1)
-    is_used = counts[1:] > 0
+    is_used = np.zeros(labels.entries.size + 1, bool)
+    is_used[codes] = True  # -1 marks the last one, which is no entry's
+    is_used = is_used[:-1]
     if is_used.all():
         return CodedColumn(codes, labels)
     code_of_used = np.cumsum(is_used) - 1

@@ -153,7 +153,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ndim = 0
-        self._indices: Sequence[np.ndarray] = ()
+        self._indices: Sequence[np.ndarray | None] = ()
         self.nnz = 0
         self.dtypes = set[np.dtype]()  # of the values as they came
 
@@ -166,16 +166,17 @@ class Spool:
             _append(self._name(mode), indices.astype(_INDEX, copy=False))
         _append(self._name(self._ndim), values.astype(_VALUE, copy=False))
 
-    def renumber(self, indices: Sequence[np.ndarray]) -> None:
-        """Have each number k of a mode read as ``indices[mode][k]``."""
+    def renumber(self, indices: Sequence[np.ndarray | None]) -> None:
+        """Have each number k of a mode read as ``indices[mode][k]``, or as k if that is None."""
         self._indices = indices
 
     def read_rows(self, mode: int, start: int) -> np.ndarray:
         """Read a block of the indices of a mode."""
         numbers = self._read(mode, start, _INDEX)
-        if self._indices:
-            return self._indices[mode][numbers]
-        return numbers
+        indices = self._indices[mode] if self._indices else None
+        if indices is None:
+            return numbers
+        return indices[numbers]
 
     def read(self, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Read a block: its coords and values."""

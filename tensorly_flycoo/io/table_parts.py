@@ -10,6 +10,7 @@ from ..base.checks import require
 from .entries import (
     ColumnLabels,
     Vocabulary,
+    encode_texts,
     require_pyarrow,
 )
 from .files import name_errors
@@ -41,7 +42,8 @@ class SortedLabels(NamedTuple):
     """The labels of a mode, in their final order."""
 
     labels: ColumnLabels
-    indices: np.ndarray  # uint32: of each number that `NumberedRows` have, the label's index
+    #: Of each number that `NumberedRows` have, the label's index, uint32; None if it is the number.
+    indices: np.ndarray | None
 
 
 class TableParts:
@@ -118,7 +120,8 @@ class TableParts:
         values = None
         if self._values is not None:
             values = read_values(columns[self._values], self._values)
-        codes = {name: self._number(name, columns[name]) for name in self._modes}
+        mode_columns = encode_texts(columns, self._modes)
+        codes = {name: self._number(name, mode_columns.pop(name)) for name in self._modes}
         is_kept = find_complete(
             codes, values, self._values, self._missing, self._advice, self._hint
         )
@@ -157,9 +160,7 @@ class TableParts:
         sorted_labels = {}
         for name in self._modes:
             if name in self._known_labels:
-                labels = self._known_labels[name]
-                same = np.arange(labels.entries.size, dtype=np.uint32)
-                sorted_labels[name] = SortedLabels(labels, same)
+                sorted_labels[name] = SortedLabels(self._known_labels[name], None)
             else:
                 vocabulary = self._vocabularies.pop(name)  # its memory is freed
                 sorted_labels[name] = SortedLabels(*vocabulary.sort())

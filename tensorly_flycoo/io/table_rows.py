@@ -12,6 +12,7 @@ from .entries import (
     ColumnLabels,
     convert_column,
     drop_unused,
+    encode_texts,
     number_entries,
     place_entries,
     require_pyarrow,
@@ -149,7 +150,8 @@ def read_rows(
     and for values with the `hint`.
     """
     check_choice(missing, "missing", (*MISSING, "unknown"))
-    coded = {name: number_column(columns[name], name, labels) for name in modes}
+    mode_columns = encode_texts(columns, modes)
+    coded = {name: number_column(mode_columns.pop(name), name, labels) for name in modes}
     numbers = None
     if values is not None:
         numbers = read_values(columns[values], values)
@@ -192,11 +194,12 @@ def find_complete(
 
     A row is incomplete if one of its codes is -1, or its number, of the column `values`, is nan.
     """
-    is_missing = {name: rows < 0 for name, rows in codes.items()}
+    gaps = {name: rows < 0 for name, rows in codes.items() if rows.min(initial=0) < 0}
     if numbers is not None and values is not None:
-        has_no_entry = is_missing.get(values, False)  # a column may be both a mode and the values
-        is_missing[values] = np.isnan(numbers) | has_no_entry
-    gaps = {name: rows for name, rows in is_missing.items() if rows.any()}
+        is_missing = np.isnan(numbers)
+        if is_missing.any():
+            # A column may be both a mode and the values.
+            gaps[values] = is_missing | gaps.get(values, False)
     _refuse_gaps(gaps, values, missing, advice, hint)
     if not gaps:
         return None

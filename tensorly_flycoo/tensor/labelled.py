@@ -78,7 +78,8 @@ def _check_distinct(name: str, labels: np.ndarray) -> None:
             "index: leave such rows out, or name them"
         )
     # Sorted labels may be many, and are quick to check.
-    if labels.dtype != object and (labels[1:] > labels[:-1]).all():
+    is_sortable = labels.dtype != object or _are_text(labels)
+    if is_sortable and (labels[1:] > labels[:-1]).all():
         return
     ((label, count),) = Counter(labels.tolist()).most_common(1)
     if count > 1:
@@ -144,9 +145,14 @@ def find_missing(labels: np.ndarray) -> np.ndarray:
     """Return the places of labels that are missing: nan, NaT, None, or NA of pandas."""
     if labels.dtype.kind in "fmM":
         return np.flatnonzero(np.isnan(labels))
-    if labels.dtype != object:
+    if labels.dtype != object or _are_text(labels):
         return np.arange(0)
     return np.flatnonzero([_is_missing(label) for label in labels.tolist()])
+
+
+def _are_text(labels: np.ndarray) -> bool:
+    """Return whether all of some objects are text."""
+    return {*map(type, labels.tolist())} <= {str}
 
 
 def _is_missing(label: Any) -> bool:

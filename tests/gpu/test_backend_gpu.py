@@ -12,7 +12,7 @@ from error_bounds import bound_mttkrp
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, cp_to_entries
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
-from tensorly_flycoo.base.array_modules import MAX_THREADS
+from tensorly_flycoo.base.host_threads import MAX_THREADS
 from tensorly_flycoo.engines import tall as linear_algebra
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tall, tuning

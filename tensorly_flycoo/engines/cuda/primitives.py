@@ -13,9 +13,10 @@ import cupy
 import cupyx
 import numpy as np
 
-from ...base.array_modules import MAX_THREADS, is_cupy, share_parts
 from ...base.array_modules import GpuArray as Array
+from ...base.array_modules import is_cupy, share_parts
 from ...base.checks import check_finite, check_inside
+from ...base.host_threads import MAX_THREADS
 from ...format.packing import Cut, RecordFormat
 from ...format.primitives import Entries, LeadingPairs, ModeRows, Primitives, Step, index_dtype
 from ...format.remap import count_runs

@@ -22,7 +22,7 @@ from tensorly_flycoo import (
     from_dataframe,
     observed_parafac,
 )
-from tensorly_flycoo.io import table_parts
+from tensorly_flycoo.io import dataframe, entries, table_parts
 
 
 def make_chunked(columns):
@@ -70,10 +70,10 @@ def test_tables(make, modes, values):
     assert isinstance(result, LabelledTensor)
     np.testing.assert_array_equal(result.tensor.to_coo().todense(), dense)
     assert list(result.labels) == modes
-    for name, entries in zip(modes, labels, strict=True):
+    for name, expected_labels in zip(modes, labels, strict=True):
         found = result.labels[name]
         found = found.astype("M8[D]") if name == "day" else found
-        assert found.tolist() == entries
+        assert found.tolist() == expected_labels
 
 
 def test_options():
@@ -743,6 +743,16 @@ def test_a_table_in_parts_is_that_of_all_rows(make, labels, tmp_path):
         np.testing.assert_array_equal(own, other)
     for own, other in zip(found.nonzeros(), expected.nonzeros(), strict=True):
         np.testing.assert_array_equal(own, other)
+
+
+@pytest.mark.parametrize("make", [lambda table: table, cut], ids=["whole", "parts"])
+def test_rows_are_written_in_blocks(make, monkeypatch):
+    expected = from_dataframe(LARGE, LARGE_MODES, "v", aggregate="last").to_coo()
+    monkeypatch.setattr(dataframe, "_BLOCK_ROWS", 64)
+    monkeypatch.setattr(entries, "_BLOCK_ROWS", 48)
+    x = from_dataframe(make(LARGE), LARGE_MODES, "v", aggregate="last").to_coo()
+    np.testing.assert_array_equal(x.coords, expected.coords)
+    np.testing.assert_array_equal(x.data, expected.data)
 
 
 def test_parts_are_read_one_at_a_time():

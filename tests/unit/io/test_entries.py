@@ -87,6 +87,8 @@ INTEGERS = {
     "both ends": pa.array([2**63 - 1, -(2**63)]),
     "far apart": pa.array([10**12, 0, 10**12, 7]),
     "in chunks": pa.chunked_array([[3, 1], [], [2, 3]], "int32"),
+    "in chunks of several blocks": pa.chunked_array([np.arange(90, 0, -1), np.arange(80, 95)]),
+    "in many short chunks": pa.chunked_array([[k % 7] for k in range(40)], "int16"),
     "one": pa.array([-4]),
     "some missing": pa.array([3, None, 2, None]),
 }
@@ -96,6 +98,7 @@ INTEGERS = {
 @pytest.mark.parametrize("column", INTEGERS.values(), ids=INTEGERS)
 def test_integers_by_a_table_and_by_hashes(column, most_between, monkeypatch):
     monkeypatch.setattr(entries, "_MOST_BETWEEN", most_between)
+    monkeypatch.setattr(entries, "_BLOCK_ROWS", 20)  # of which threads number several
     rows = column.to_pylist()
     expected = sorted({row for row in rows if row is not None})
     codes, labels = number_entries(column, "k")
