@@ -11,8 +11,11 @@ MAX_THREADS = 16
 
 
 def count_threads() -> int:
-    """Return how many threads share the work on large arrays."""
-    return min(MAX_THREADS, os.cpu_count() or 1)
+    """Return how many threads share the work on large arrays: one for each core, up to a limit."""
+    num_cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        num_cores = len(os.sched_getaffinity(0))  # those that this process may use
+    return min(MAX_THREADS, num_cores)
 
 
 def map_in_threads(

@@ -1,3 +1,4 @@
+import os
 import threading
 
 import numpy as np
@@ -54,3 +55,14 @@ def test_threads_write_to_parts_of_one_array(num_threads):
     squares = np.empty_like(numbers)
     map_in_threads(np.square, np.split(numbers, 10), np.split(squares, 10))
     np.testing.assert_array_equal(squares, numbers**2)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_a_process_on_one_core_takes_no_further_thread():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(cores)])
+    try:
+        assert host_threads.count_threads() == 1
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert host_threads.count_threads() == min(host_threads.MAX_THREADS, len(cores))
