@@ -28,6 +28,7 @@ import numpy as np
 from ..base.checks import require, warn
 from ..base.host_threads import map_in_threads
 from ..tensor.labelled import as_labels
+from .integers import Integers, IntegerTable, make_table, number_integers
 
 _EXPECTED = "expected numbers, text or dates: convert the others, for instance to text"
 
@@ -49,21 +50,15 @@ class ColumnLabels(NamedTuple):
     categories: np.ndarray | None = None  # if they are ordered: all, also those that do not occur
 
 
-#: Integers are numbered by a table of all in between if these are at most so many for each row. The
-#: table takes 5 bytes for each, and hashing the rows takes seven times as long.
-_MOST_BETWEEN = 2
-
-#: Integers that a thread numbers at a time; with what is made of them they fit a core's cache.
-_BLOCK_ROWS = 2**17
-
 #: Texts that are Python's at a time.
 _TEXT_BLOCK = 2**15
 
 #: Arrow's types of text whose rows are encoded ahead, in threads; the others are rare.
 _ENCODED_TYPES = ("string", "large_string")
 
-#: What is known of labels that are text.
+#: What is known of labels that are text, or integers.
 _TEXT = ColumnLabels(np.array([""], object))
+_INTEGERS = ColumnLabels(np.array([0]))
 
 
 class CodedColumn(NamedTuple):
@@ -155,10 +150,11 @@ def number_entries(column: Any, name: str) -> CodedColumn:
     A TypeError refuses entries that cannot be labels.
     """
     pa = require_pyarrow()
-    if pa.types.is_integer(column.type) and not column.null_count:
-        numbered = _number_integers(column)
+    if _are_integers(column):
+        numbered = number_integers(Integers(column))
         if numbered is not None:
-            return numbered
+            codes, integers = numbered
+            return CodedColumn(codes, ColumnLabels(integers))
     # The categories of a column that comes encoded need not all occur.
     all_occur = not pa.types.is_dictionary(column.type)
     try:
@@ -191,59 +187,6 @@ def number_entries(column: Any, name: str) -> CodedColumn:
     if all_occur:
         return CodedColumn(codes, labels)
     return drop_unused(codes, labels)
-
-
-def _number_integers(column: Any) -> CodedColumn | None:
-    """Number the integers of an Arrow column by a table of all from the smallest to the largest.
-
-    Return None if that would be long for the column, or they are not int64.
-    """
-    num_rows = len(column)
-    if num_rows == 0:
-        return None
-    blocks = _cut_integers(column)
-    limits = map_in_threads(lambda block: (int(block.min()), int(block.max())), blocks)
-    smallest = min(least for least, _ in limits)
-    largest = max(most for _, most in limits)
-    size = largest - smallest + 1
-    if size > _MOST_BETWEEN * num_rows or largest > np.iinfo(np.int64).max:
-        return None
-    occurs = np.zeros(size, bool)
-
-    def find_places(block: np.ndarray) -> np.ndarray:
-        return block.astype(np.int64, copy=False) - smallest
-
-    def mark(block: np.ndarray) -> None:
-        occurs[find_places(block)] = True
-
-    map_in_threads(mark, blocks)
-    code_of_place = np.cumsum(occurs, dtype=np.int32)
-    code_of_place -= 1
-    codes = np.empty(num_rows, np.int32)
-
-    def look_up(block: np.ndarray, target: np.ndarray) -> None:
-        target[...] = code_of_place[find_places(block)]
-
-    stops = np.cumsum([block.size for block in blocks])
-    map_in_threads(look_up, blocks, np.split(codes, stops[:-1]))
-    entries = np.flatnonzero(occurs) + smallest
-    return CodedColumn(codes, ColumnLabels(entries))
-
-
-def _cut_integers(column: Any) -> list[np.ndarray]:
-    """Return the integers of an Arrow column in blocks, views of its chunks unless these are short.
-
-    None of the blocks is empty.
-    """
-    chunks = getattr(column, "chunks", [column])
-    are_short = len(chunks) > 1 + len(column) // _BLOCK_ROWS
-    if are_short:
-        chunks = [column.combine_chunks()]
-    return [
-        chunk[start : start + _BLOCK_ROWS].to_numpy()
-        for chunk in chunks
-        for start in range(0, len(chunk), _BLOCK_ROWS)
-    ]
 
 
 def _encode(column: Any) -> tuple[Any, bool]:
@@ -398,7 +341,7 @@ class Vocabulary:
     index each number has. Labels are united exactly; empty parts do not count. Numbers of different
     types are united as numbers. The order of categories is kept if it is the same in all parts.
 
-    A text takes some 120 bytes, another label 12.
+    A text takes some 120 bytes, another label 12; a table of integers up to 64 MB.
     """
 
     def __init__(self, name: str) -> None:
@@ -406,12 +349,15 @@ class Vocabulary:
         self._facts: ColumnLabels | None = None  # of the first part that is not empty, if any is
         self._is_used: np.ndarray | None = None  # of each number; None if all are
         self._number_of_text: dict[str, int] = {}
-        # Other labels are sorted, and each has its number.
+        # Other labels are sorted, and each has its number. Integers may have a table of these.
         self._entries = np.empty(0, object)
         self._numbers = np.empty(0, np.int32)
+        self._table: IntegerTable | None = None
 
     @property
     def _size(self) -> int:
+        if self._table is not None:
+            return self._table.size
         return len(self._number_of_text) + self._entries.size  # one of them is empty
 
     def number(self, column: Any) -> np.ndarray:
@@ -425,6 +371,12 @@ class Vocabulary:
                 self._compare(_TEXT)
                 numbers = self._add_arrow_texts(encoded.dictionary)
                 return _look_up(numbers, encoded.indices)
+        if _are_integers(column):
+            self._compare(_INTEGERS)
+            integers = Integers(column)
+            self._choose_table(integers)
+            if self._table is not None:
+                return self._table.number(integers)
         coded = number_entries(column, self._name)
         numbers = self.add(coded.labels)
         return _append_missing(numbers)[coded.codes]
@@ -472,8 +424,25 @@ class Vocabulary:
             numbers[start : start + _TEXT_BLOCK] = self._add_texts(block)
         return numbers
 
+    def _choose_table(self, integers: Integers) -> None:
+        """Have a table for these integers and those before them, if it is short; else sort them."""
+        if self._table is not None and self._table.has_places(integers):
+            return
+        self._leave_table()
+        if self._entries.dtype == np.int64:
+            self._table = make_table(integers, self._entries, self._numbers)
+        if self._table is not None:
+            self._entries = self._entries[:0]
+
+    def _leave_table(self) -> None:
+        """Sort the labels of a table, if there is one."""
+        if self._table is not None:
+            self._entries, self._numbers = self._table.list_labels()
+            self._table = None
+
     def _add_sortable(self, entries: np.ndarray) -> np.ndarray:
         """Return the numbers of labels of a type that NumPy sorts."""
+        self._leave_table()
         if entries.dtype != self._entries.dtype:
             entries = self._share_type(entries)
         places = np.searchsorted(self._entries, entries)
@@ -511,6 +480,7 @@ class Vocabulary:
         """Return the sorted labels that occur, and the index of each one's number: uint32."""
         if self._facts is None:
             raise ValueError(f"column {self._name!r} has no parts, expected one at least")
+        self._leave_table()
         entries = self._entries
         numbers: np.ndarray = self._numbers
         if self._number_of_text:
@@ -530,6 +500,12 @@ class Vocabulary:
         indices = np.zeros(self._size, np.uint32)
         indices[numbers] = np.arange(numbers.size, dtype=np.uint32)
         return self._facts._replace(entries=coarsen(entries)), indices
+
+
+def _are_integers(column: Any) -> bool:
+    """Return whether a column of Arrow has rows, and all are integers, none of them missing."""
+    is_integer: bool = require_pyarrow().types.is_integer(column.type)
+    return is_integer and len(column) > 0 and not column.null_count
 
 
 def _is_text(column: Any) -> bool:

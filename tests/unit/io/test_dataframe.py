@@ -22,7 +22,7 @@ from tensorly_flycoo import (
     from_dataframe,
     observed_parafac,
 )
-from tensorly_flycoo.io import dataframe, entries, table_parts
+from tensorly_flycoo.io import dataframe, integers, table_parts
 
 
 def make_chunked(columns):
@@ -749,7 +749,7 @@ def test_a_table_in_parts_is_that_of_all_rows(make, labels, tmp_path):
 def test_rows_are_written_in_blocks(make, monkeypatch):
     expected = from_dataframe(LARGE, LARGE_MODES, "v", aggregate="last").to_coo()
     monkeypatch.setattr(dataframe, "_BLOCK_ROWS", 64)
-    monkeypatch.setattr(entries, "_BLOCK_ROWS", 48)
+    monkeypatch.setattr(integers, "_BLOCK_ROWS", 48)
     x = from_dataframe(make(LARGE), LARGE_MODES, "v", aggregate="last").to_coo()
     np.testing.assert_array_equal(x.coords, expected.coords)
     np.testing.assert_array_equal(x.data, expected.data)

@@ -77,38 +77,6 @@ UNITED = {
 }
 
 
-#: Columns of integers, near each other and far apart.
-INTEGERS = {
-    "all of int8": pa.array(np.random.default_rng(0).permutation(np.arange(-128, 128)), "int8"),
-    "repeated": pa.array(np.random.default_rng(0).integers(5, 40, 1000), "uint16"),
-    "the smallest": pa.array([-(2**63), 2 - 2**63, -(2**63)]),
-    "the largest of int64": pa.array([2**63 - 1, 2**63 - 3], "uint64"),
-    "too large for int64": pa.array([2**63, 2**63 - 1, 2**63], "uint64"),
-    "both ends": pa.array([2**63 - 1, -(2**63)]),
-    "far apart": pa.array([10**12, 0, 10**12, 7]),
-    "in chunks": pa.chunked_array([[3, 1], [], [2, 3]], "int32"),
-    "in chunks of several blocks": pa.chunked_array([np.arange(90, 0, -1), np.arange(80, 95)]),
-    "in many short chunks": pa.chunked_array([[k % 7] for k in range(40)], "int16"),
-    "one": pa.array([-4]),
-    "some missing": pa.array([3, None, 2, None]),
-}
-
-
-@pytest.mark.parametrize("most_between", [entries._MOST_BETWEEN, 0], ids=["table", "hashes"])
-@pytest.mark.parametrize("column", INTEGERS.values(), ids=INTEGERS)
-def test_integers_by_a_table_and_by_hashes(column, most_between, monkeypatch):
-    monkeypatch.setattr(entries, "_MOST_BETWEEN", most_between)
-    monkeypatch.setattr(entries, "_BLOCK_ROWS", 20)  # of which threads number several
-    rows = column.to_pylist()
-    expected = sorted({row for row in rows if row is not None})
-    codes, labels = number_entries(column, "k")
-    assert codes.dtype == np.int32
-    assert [None if code < 0 else expected[code] for code in codes] == rows
-    assert labels.entries.tolist() == expected
-    assert labels.entries.dtype == (np.uint64 if expected[-1] >= 2**63 else np.int64)
-    assert labels[1:] == (None, None)
-
-
 @pytest.mark.parametrize(("parts", "expected"), UNITED.values(), ids=UNITED)
 def test_labels_of_parts_are_united_exactly(parts, expected):
     numbered = [number(part) for part in parts]
