@@ -341,13 +341,14 @@ class Vocabulary:
     index each number has. Labels are united exactly; empty parts do not count. Numbers of different
     types are united as numbers. The order of categories is kept if it is the same in all parts.
 
-    A text takes some 120 bytes, another label 12; a table of integers up to 64 MB.
+    A text takes some 120 bytes, another label 12; a table of integers up to 128 MB.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name  # of the column, for errors
         self._facts: ColumnLabels | None = None  # of the first part that is not empty, if any is
-        self._is_used: np.ndarray | None = None  # of each number; None if all are
+        self._num_used = 0  # all labels with smaller numbers occur, if that is not known of each:
+        self._is_used: np.ndarray | None = None
         self._number_of_text: dict[str, int] = {}
         # Other labels are sorted, and each has its number. Integers may have a table of these.
         self._entries = np.empty(0, object)
@@ -467,10 +468,16 @@ class Vocabulary:
         self._entries = united[find_places(self._entries, united)]
         return united[find_places(entries, united)]
 
-    def mark_used(self, codes: np.ndarray) -> None:
-        """Mark the labels with these numbers as ones that occur, beside those of other calls."""
+    def mark_used(self, codes: np.ndarray, are_all: bool) -> None:
+        """Mark the labels with these numbers as ones that occur, beside those of other calls.
+
+        `are_all` says that they are those of all rows since the last call.
+        """
+        if self._is_used is None and are_all:
+            self._num_used = self._size
+            return
         if self._is_used is None:
-            self._is_used = np.zeros(0, bool)
+            self._is_used = np.ones(self._num_used, bool)
         num_new = self._size - self._is_used.size
         if num_new:
             self._is_used = np.append(self._is_used, np.zeros(num_new, bool))

@@ -15,7 +15,7 @@ from ..base.host_threads import map_in_threads
 MOST_PLACES = 2
 
 #: A table for columns in parts, which takes 4 bytes a place, may have so many places, or
-_SMALL_TABLE = 2**24
+_SMALL_TABLE = 2**25
 #: so many for each label. Without a table, labels that are sorted take 12 bytes.
 _PLACES_A_LABEL = 3
 
@@ -77,7 +77,7 @@ def number_integers(integers: Integers) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 class IntegerTable:
-    """The number of each integer of a column in parts, or -1 if it has not come yet.
+    """The numbers of the integers of a column in parts.
 
     `smallest` is the integer of the first place, and `size` counts the integers that have come.
     """
@@ -88,8 +88,10 @@ class IntegerTable:
         """Make a table from `smallest` to `largest`; `labels` among these have numbers already."""
         self.smallest = smallest
         self.size = labels.size
-        self._number_of_place = np.full(largest - smallest + 1, -1, np.int32)
-        self._number_of_place[labels - smallest] = numbers
+        # Numbers are counted from 1, and 0 says that an integer has not come yet: the system gives
+        # memory to zeros only where others are written.
+        self._counts = np.zeros(largest - smallest + 1, np.int32)
+        self._counts[labels - smallest] = numbers + np.int32(1)
 
     def number(self, integers: Integers) -> np.ndarray:
         """Return the number of each row's integer: int32 (n,); those that are new get the next.
@@ -101,7 +103,7 @@ class IntegerTable:
         def look_up(block: np.ndarray, target: np.ndarray) -> np.ndarray:
             """Write the numbers of a block; return the places that have none."""
             places = _find_places(block, self.smallest)
-            target[...] = self._number_of_place[places]
+            np.subtract(self._counts[places], 1, out=target)
             return places[target < 0]
 
         new_places = map_in_threads(look_up, integers.blocks, integers.split(codes))
@@ -109,29 +111,28 @@ class IntegerTable:
         if places.size:
             rows = np.flatnonzero(codes < 0)
             self._add(places)
-            codes[rows] = self._number_of_place[places]
+            codes[rows] = self._counts[places] - 1
         return codes
 
     def _add(self, places: np.ndarray) -> None:
         """Number places that have no number yet, each of which may be there several times."""
-        number_of_place = self._number_of_place
-        # Each place keeps the last of its rows: which is one row of each, found without sorting.
+        # Each place keeps the last of its rows: so one row of each is found without sorting.
         rows = np.arange(places.size, dtype=np.int32)
-        number_of_place[places] = rows
-        is_last = number_of_place[places] == rows
+        self._counts[places] = rows
+        is_last = self._counts[places] == rows
         distinct = places[is_last]
-        size = self.size + distinct.size
-        number_of_place[distinct] = np.arange(self.size, size, dtype=np.int32)
-        self.size = size
+        first = self.size + 1
+        self.size += distinct.size
+        self._counts[distinct] = np.arange(first, self.size + 1, dtype=np.int32)
 
     def list_labels(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the integers that have come, sorted, int64, and their numbers, int32."""
-        places = np.flatnonzero(self._number_of_place >= 0)
-        return places + self.smallest, self._number_of_place[places]
+        places = np.flatnonzero(self._counts)
+        return places + self.smallest, self._counts[places] - np.int32(1)
 
     def has_places(self, integers: Integers) -> bool:
         """Return whether the table has a place for each of some integers."""
-        end = self.smallest + self._number_of_place.size
+        end = self.smallest + self._counts.size
         return self.smallest <= integers.smallest and integers.largest < end
 
 

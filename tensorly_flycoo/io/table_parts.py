@@ -130,7 +130,7 @@ class TableParts:
             if values is not None:
                 values = values[is_kept]
         for name, vocabulary in self._vocabularies.items():
-            vocabulary.mark_used(codes[name])
+            vocabulary.mark_used(codes[name], is_kept is None)
         numbered = [rows.view(np.uint32) for rows in codes.values()]
         self._num_complete += numbered[0].size
         return NumberedRows(numbered, values)

@@ -113,11 +113,26 @@ def test_labels_that_no_row_has_are_left_out():
     second = pa.DictionaryArray.from_arrays([1, 1], ["z", "d", None])
     numbers = [vocabulary.number(column) for column in (first, second)]
     assert numbers[0].tolist() == [0, 1, -1, 2]
-    vocabulary.mark_used(numbers[0][:2])
-    vocabulary.mark_used(numbers[1])
+    vocabulary.mark_used(numbers[0][:2], are_all=False)
+    vocabulary.mark_used(numbers[1], are_all=False)
     labels, indices = vocabulary.sort()
     assert labels.entries.tolist() == ["a", "b", "d"]
     assert indices[np.concatenate([numbers[0][:2], numbers[1]])].tolist() == [1, 0, 2, 2]
+
+
+@pytest.mark.parametrize("labels", [["a", "b", "c", "d"], [1, 2, 3, 4]])
+def test_a_label_of_a_row_that_is_left_out_may_occur_later(labels):
+    first, second, third, fourth = labels
+    vocabulary = Vocabulary("k")
+    for rows, kept in [
+        ([second, first], slice(None)),  # from here on all that have come occur
+        ([third, fourth, first], slice(2, None)),
+        ([third], slice(None)),
+    ]:
+        numbers = vocabulary.number(pa.array(rows))
+        vocabulary.mark_used(numbers[kept], are_all=kept == slice(None))
+    united, _ = vocabulary.sort()
+    assert united.entries.tolist() == [first, second, third]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

@@ -69,7 +69,8 @@ def test_integers_in_parts_are_numbered_by_tables_and_by_sorting(parts, small_ta
         vocabulary.number(pa.array(part, kind)) for part, kind in zip(rows, types, strict=True)
     ]
     for numbers in numbered:
-        vocabulary.mark_used(numbers[numbers >= 0])
+        is_kept = numbers >= 0
+        vocabulary.mark_used(numbers[is_kept], is_kept.all())
     labels, indices = vocabulary.sort()
     expected = sorted({row for part in rows for row in part if row is not None})
     assert labels.entries.tolist() == expected
@@ -92,7 +93,7 @@ def test_integers_beside_other_numbers_in_parts():
 
 
 def test_a_table_of_integers_takes_little_memory():
-    """12 bytes a label, or 64 MB: those of few labels that are far apart are sorted."""
+    """12 bytes a label, or 128 MB: those of few labels that are far apart are sorted."""
     vocabulary = Vocabulary("k")
     tracemalloc.start()
     for start in range(0, 10**9, 10**8):
