@@ -127,8 +127,9 @@ def from_dataframe(
     as the table has rows: rounded times (``df["time"].dt.floor("D")``) make better modes.
 
     Needs pyarrow. Beside the tensor and what building it takes, memory holds ``12 * ndim + 16``
-    bytes per row, some 120 per label that is text, and of a table in parts one part, and about as
-    much again while it is numbered. Labels do not depend on the parts; errors name the part.
+    bytes per row, some 120 per label that is text, and of a table in parts one part, about as
+    much again while it is numbered, and up to 128 MB for each mode of integers. Labels do not
+    depend on the parts; errors name the part.
     `save_slabs` takes the same tables if the tensor itself is larger than memory.
     All aggregates but "sum" and "count" sort the rows, and so do values of both signs.
 
@@ -278,7 +279,6 @@ def _collect(
     sorted_labels = table.sort_labels()
     num_rows = sum(part.codes[0].size for part in parts)
     coords = np.empty((len(sorted_labels), num_rows), np.int64)
-
     all_indices = [column.indices for column in sorted_labels.values()]
 
     def write(rows: slice, all_codes: list[np.ndarray]) -> None:

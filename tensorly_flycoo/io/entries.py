@@ -133,15 +133,25 @@ def _convert_objects(column: Any) -> Any:
     return column
 
 
-def encode_texts(columns: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return some columns of Arrow, the text among them with a dictionary of its distinct entries.
+def encode_columns(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return columns of Arrow, those with some names with a dictionary of their distinct entries.
 
-    Hashing the rows takes most of the time of numbering them; the columns share it among threads.
+    Hashing the rows takes most of the time of numbering them: each column has a thread for it.
     """
-    found = {name: columns[name] for name in names}
-    texts = [name for name, column in found.items() if str(column.type) in _ENCODED_TYPES]
-    encoded = map_in_threads(lambda name: found[name].dictionary_encode(), texts)
-    return found | dict(zip(texts, encoded, strict=True))
+    encoded = map_in_threads(lambda name: columns[name].dictionary_encode(), names)
+    return {**columns, **dict(zip(names, encoded, strict=True))}
+
+
+def is_plain_text(column: Any) -> bool:
+    """Return whether a column of Arrow is text without a dictionary, of a type that gets one."""
+    return str(column.type) in _ENCODED_TYPES
+
+
+def is_hashed(column: Any) -> bool:
+    """Return whether a column of Arrow is plain text, or integers that a table would not number."""
+    if _are_integers(column):
+        return not Integers(column).are_near
+    return is_plain_text(column)
 
 
 def number_entries(column: Any, name: str) -> CodedColumn:
@@ -347,7 +357,8 @@ class Vocabulary:
     def __init__(self, name: str) -> None:
         self._name = name  # of the column, for errors
         self._facts: ColumnLabels | None = None  # of the first part that is not empty, if any is
-        self._num_used = 0  # all labels with smaller numbers occur, if that is not known of each:
+        # Which labels occur: all with smaller numbers, or, once rows were left out, those marked.
+        self._num_used = 0
         self._is_used: np.ndarray | None = None
         self._number_of_text: dict[str, int] = {}
         # Other labels are sorted, and each has its number. Integers may have a table of these.

@@ -44,6 +44,12 @@ class Integers:
         self.smallest = min(least for least, _ in limits)
         self.largest = max(most for _, most in limits)
 
+    @property
+    def are_near(self) -> bool:
+        """Whether a table of all in between is short for so many rows, and all are int64."""
+        most_places = MOST_PLACES * self.size
+        return self.largest - self.smallest < most_places and _are_int64(self)
+
     def split(self, codes: np.ndarray) -> list[np.ndarray]:
         """Return the views of an array of codes, one for each row, that belong to the blocks."""
         stops = np.cumsum([block.size for block in self.blocks])
@@ -53,13 +59,12 @@ class Integers:
 def number_integers(integers: Integers) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the number of each row's integer (n,), int32, and the sorted distinct integers, int64.
 
-    Return None if a table would be long for the column, or they are not int64.
+    Return None if they are not near each other.
     """
-    smallest = integers.smallest
-    size = integers.largest - smallest + 1
-    if size > MOST_PLACES * integers.size or not _are_int64(integers):
+    if not integers.are_near:
         return None
-    occurs = np.zeros(size, bool)
+    smallest = integers.smallest
+    occurs = np.zeros(integers.largest - smallest + 1, bool)
 
     def mark(block: np.ndarray) -> None:
         occurs[_find_places(block, smallest)] = True

@@ -10,7 +10,8 @@ from ..base.checks import require
 from .entries import (
     ColumnLabels,
     Vocabulary,
-    encode_texts,
+    encode_columns,
+    is_plain_text,
     require_pyarrow,
 )
 from .files import name_errors
@@ -120,7 +121,9 @@ class TableParts:
         values = None
         if self._values is not None:
             values = read_values(columns[self._values], self._values)
-        mode_columns = encode_texts(columns, self._modes)
+        mode_columns = {name: columns[name] for name in self._modes}
+        texts = [name for name, column in mode_columns.items() if is_plain_text(column)]
+        mode_columns = encode_columns(mode_columns, texts)
         codes = {name: self._number(name, mode_columns.pop(name)) for name in self._modes}
         is_kept = find_complete(
             codes, values, self._values, self._missing, self._advice, self._hint

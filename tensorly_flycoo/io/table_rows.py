@@ -12,7 +12,8 @@ from .entries import (
     ColumnLabels,
     convert_column,
     drop_unused,
-    encode_texts,
+    encode_columns,
+    is_hashed,
     number_entries,
     place_entries,
     require_pyarrow,
@@ -150,7 +151,9 @@ def read_rows(
     and for values with the `hint`.
     """
     check_choice(missing, "missing", (*MISSING, "unknown"))
-    mode_columns = encode_texts(columns, modes)
+    mode_columns = {name: columns[name] for name in modes}
+    hashed = [name for name, column in mode_columns.items() if is_hashed(column)]
+    mode_columns = encode_columns(mode_columns, hashed)
     coded = {name: number_column(mode_columns.pop(name), name, labels) for name in modes}
     numbers = None
     if values is not None:

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from tensorly_flycoo.io import integers
-from tensorly_flycoo.io.entries import Vocabulary, number_entries
+from tensorly_flycoo.io.entries import Vocabulary, is_hashed, number_entries
+from tensorly_flycoo.io.table_rows import read_rows
 
 #: Columns of integers, near each other and far apart.
 INTEGERS = {
@@ -102,3 +103,22 @@ def test_a_table_of_integers_takes_little_memory():
     tracemalloc.stop()
     assert vocabulary.sort()[0].entries.size == 20
     assert peak_nbytes < 2**16
+
+
+def test_integers_far_apart_are_hashed_at_the_same_time_as_text():
+    """A table has a column of each kind; codes and labels are those of each column alone."""
+    rng = np.random.default_rng(0)
+    columns = {
+        "near": pa.array(rng.integers(0, 9, 100)),
+        "far": pa.array(rng.choice(rng.integers(-(2**62), 2**62, 20), 100)),
+        "some missing": pa.array([None if k % 7 == 0 else k % 5 for k in range(100)]),
+        "text": pa.array(rng.choice(["b", "a", "c"], 100).tolist()),
+    }
+    assert [name for name, column in columns.items() if is_hashed(column)] == ["far", "text"]
+    coded, _ = read_rows(columns, [*columns], None, {}, "drop")
+    kept = np.arange(100) % 7 > 0
+    for name, column in columns.items():
+        expected = column.filter(pa.array(kept)).to_pylist()
+        labels = coded[name].labels.entries
+        assert labels.tolist() == sorted(set(expected))
+        assert labels[coded[name].codes].tolist() == expected
