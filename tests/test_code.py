@@ -29,6 +29,27 @@ def test_code(command):
     assert process.returncode == 0, process.stdout + process.stderr
 
 
+def test_programs_for_a_gpu_use_attributes_that_exist(tmp_path):
+    """Those of `tests/gpu` that no test runs, such as the one for sanitizers."""
+    programs = sorted(ROOT.glob("tests/gpu/*_run.py"))
+    options = [
+        "--config-file=", f"--cache-dir={tmp_path}", "--ignore-missing-imports",
+        "--check-untyped-defs", "--scripts-are-modules",
+    ]  # fmt: skip
+    mypy = Path(sys.executable).parent / "mypy"
+    paths = os.pathsep.join(["tests/support", "examples", "examples/benchmark_gpu"])
+    process = subprocess.run(
+        [mypy, *options, *programs],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"MYPYPATH": paths},
+    )
+    assert f" {len(programs)} source files" in process.stdout, process.stdout
+    wrong = [line for line in process.stdout.splitlines() if line.endswith("[attr-defined]")]
+    assert not wrong
+
+
 TYPE_CHECKERS = {
     "mypy": ["mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports"],
     "pyright": ["pyright", "--pythonpath", sys.executable],  # with node, so in no extra

@@ -55,7 +55,7 @@ def read_narrow_rows(shape, dtype, layout):
     x = FlycooTensor(*draw(shape, dtype), shape, layout=layout, groups=None)
     for rank in RANKS:
         outs = [cupy.ones((size, rank), dtype) for size in shape]
-        rows = [CUDA.narrow_rows(factor).rows for factor in outs]
+        rows = [CUDA.round_rows(factor, CUDA.find_scales(factor)).rows for factor in outs]
         for mode, out in enumerate(outs):
             inputs = {n: own for n, own in enumerate(rows) if n != mode}
             x._layout.apply(MTTKRP, CUDA, inputs, mode, out)
