@@ -33,9 +33,12 @@ def test_programs_for_a_gpu_use_attributes_that_exist(tmp_path):
     """Those of `tests/gpu` that no test runs, such as the one for sanitizers."""
     programs = sorted(ROOT.glob("tests/gpu/*_run.py"))
     options = [
-        "--config-file=", f"--cache-dir={tmp_path}", "--ignore-missing-imports",
-        "--check-untyped-defs", "--scripts-are-modules",
-    ]  # fmt: skip
+        "--config-file=",
+        f"--cache-dir={tmp_path}",
+        "--ignore-missing-imports",
+        "--check-untyped-defs",
+        "--scripts-are-modules",
+    ]
     mypy = Path(sys.executable).parent / "mypy"
     paths = os.pathsep.join(["tests/support", "examples", "examples/benchmark_gpu"])
     process = subprocess.run(

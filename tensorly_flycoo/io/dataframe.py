@@ -1,7 +1,6 @@
 """Make a tensor from a table: columns become modes, entries indices."""
 
 import inspect
-import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -281,12 +280,14 @@ def _collect(
     coords = np.empty((len(sorted_labels), num_rows), np.int64)
     all_indices = [column.indices for column in sorted_labels.values()]
 
-    def write(rows: slice, all_codes: list[np.ndarray]) -> None:
-        """Write the indices of some rows, whose labels have these numbers."""
-        for mode, (codes, indices) in enumerate(zip(all_codes, all_indices, strict=True)):
-            coords[mode, rows] = codes if indices is None else indices[codes]
+    def write(block: list[np.ndarray], target: np.ndarray) -> None:
+        """Write the indices of some rows, whose labels have these numbers, to their coords."""
+        for own, codes, indices in zip(target, block, all_indices, strict=True):
+            own[...] = codes if indices is None else indices[codes]
 
-    map_in_threads(write, *_cut_codes(parts))
+    blocks = _cut_codes(parts)
+    stops = np.cumsum([block[0].size for block in blocks])
+    map_in_threads(write, blocks, np.split(coords, stops[:-1], axis=1))
     labels = {name: column.labels for name, column in sorted_labels.items()}
     part_values = [part.values for part in parts if part.values is not None]
     if not part_values:
@@ -294,15 +295,13 @@ def _collect(
     return coords, np.concatenate(part_values), labels
 
 
-def _cut_codes(parts: Sequence[NumberedRows]) -> tuple[list[slice], list[list[np.ndarray]]]:
-    """Cut all rows into blocks: which rows each has, and each mode's numbers of them."""
-    blocks = [
+def _cut_codes(parts: Sequence[NumberedRows]) -> list[list[np.ndarray]]:
+    """Cut all rows into blocks, which are each mode's numbers of some rows."""
+    return [
         [codes[first : first + _BLOCK_ROWS] for codes in part.codes]
         for part in parts
         for first in range(0, part.codes[0].size, _BLOCK_ROWS)
     ]
-    stops = np.cumsum([block[0].size for block in blocks]).tolist()
-    return list(itertools.starmap(slice, itertools.pairwise([0, *stops]))), blocks
 
 
 def _check_missing(

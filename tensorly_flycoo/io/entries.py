@@ -19,7 +19,7 @@ decomposition that share a mode are joined by another rule, in order of appearan
 
 import contextlib
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -133,13 +133,27 @@ def _convert_objects(column: Any) -> Any:
     return column
 
 
-def encode_columns(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return columns of Arrow, those with some names with a dictionary of their distinct entries.
+def encode_columns(columns: Mapping[str, Any], is_chosen: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return columns of Arrow, the chosen ones with a dictionary of their distinct entries.
 
     Hashing the rows takes most of the time of numbering them: each column has a thread for it.
     """
+    names = [name for name, column in columns.items() if is_chosen(column)]
     encoded = map_in_threads(lambda name: columns[name].dictionary_encode(), names)
     return {**columns, **dict(zip(names, encoded, strict=True))}
+
+
+def as_integers(column: Any) -> Any:
+    """Return a column of Arrow as `Integers`, if all rows are integers; else as it is.
+
+    So the smallest and the largest integer are looked for once, however often it is called.
+    """
+    if isinstance(column, Integers):
+        return column
+    is_integer = require_pyarrow().types.is_integer(column.type)
+    if is_integer and len(column) > 0 and not column.null_count:
+        return Integers(column)
+    return column
 
 
 def is_plain_text(column: Any) -> bool:
@@ -149,22 +163,25 @@ def is_plain_text(column: Any) -> bool:
 
 def is_hashed(column: Any) -> bool:
     """Return whether a column of Arrow is plain text, or integers that a table would not number."""
-    if _are_integers(column):
-        return not Integers(column).are_near
+    column = as_integers(column)
+    if isinstance(column, Integers):
+        return not column.are_near
     return is_plain_text(column)
 
 
 def number_entries(column: Any, name: str) -> CodedColumn:
-    """Number the distinct entries of a column of Arrow, called `name` in errors.
+    """Number the distinct entries of a column of Arrow, or `Integers`, called `name` in errors.
 
     A TypeError refuses entries that cannot be labels.
     """
     pa = require_pyarrow()
-    if _are_integers(column):
-        numbered = number_integers(Integers(column))
+    column = as_integers(column)
+    if isinstance(column, Integers):
+        numbered = number_integers(column)
         if numbered is not None:
             codes, integers = numbered
             return CodedColumn(codes, ColumnLabels(integers))
+        column = column.column
     # The categories of a column that comes encoded need not all occur.
     all_occur = not pa.types.is_dictionary(column.type)
     try:
@@ -383,12 +400,12 @@ class Vocabulary:
                 self._compare(_TEXT)
                 numbers = self._add_arrow_texts(encoded.dictionary)
                 return _look_up(numbers, encoded.indices)
-        if _are_integers(column):
+        column = as_integers(column)
+        if isinstance(column, Integers):
             self._compare(_INTEGERS)
-            integers = Integers(column)
-            self._choose_table(integers)
+            self._choose_table(column)
             if self._table is not None:
-                return self._table.number(integers)
+                return self._table.number(column)
         coded = number_entries(column, self._name)
         numbers = self.add(coded.labels)
         return _append_missing(numbers)[coded.codes]
@@ -518,12 +535,6 @@ class Vocabulary:
         indices = np.zeros(self._size, np.uint32)
         indices[numbers] = np.arange(numbers.size, dtype=np.uint32)
         return self._facts._replace(entries=coarsen(entries)), indices
-
-
-def _are_integers(column: Any) -> bool:
-    """Return whether a column of Arrow has rows, and all are integers, none of them missing."""
-    is_integer: bool = require_pyarrow().types.is_integer(column.type)
-    return is_integer and len(column) > 0 and not column.null_count
 
 
 def _is_text(column: Any) -> bool:

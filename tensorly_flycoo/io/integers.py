@@ -34,6 +34,7 @@ class Integers:
         are_short = len(chunks) > 1 + len(column) // _BLOCK_ROWS
         if are_short:
             chunks = [column.combine_chunks()]
+        self.column = column
         self.size = len(column)
         self.blocks = [
             chunk[start : start + _BLOCK_ROWS].to_numpy()
@@ -49,6 +50,10 @@ class Integers:
         """Whether a table of all in between is short for so many rows, and all are int64."""
         most_places = MOST_PLACES * self.size
         return self.largest - self.smallest < most_places and _are_int64(self)
+
+    def dictionary_encode(self) -> Any:
+        """Return the Arrow column with a dictionary of the distinct integers."""
+        return self.column.dictionary_encode()
 
     def split(self, codes: np.ndarray) -> list[np.ndarray]:
         """Return the views of an array of codes, one for each row, that belong to the blocks."""

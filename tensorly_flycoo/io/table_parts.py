@@ -122,8 +122,7 @@ class TableParts:
         if self._values is not None:
             values = read_values(columns[self._values], self._values)
         mode_columns = {name: columns[name] for name in self._modes}
-        texts = [name for name, column in mode_columns.items() if is_plain_text(column)]
-        mode_columns = encode_columns(mode_columns, texts)
+        mode_columns = encode_columns(mode_columns, is_plain_text)
         codes = {name: self._number(name, mode_columns.pop(name)) for name in self._modes}
         is_kept = find_complete(
             codes, values, self._values, self._missing, self._advice, self._hint

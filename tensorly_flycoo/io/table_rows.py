@@ -10,6 +10,7 @@ from ..base.checks import MAX_MODE_SIZE, check_choice, check_values
 from .entries import (
     CodedColumn,
     ColumnLabels,
+    as_integers,
     convert_column,
     drop_unused,
     encode_columns,
@@ -151,9 +152,8 @@ def read_rows(
     and for values with the `hint`.
     """
     check_choice(missing, "missing", (*MISSING, "unknown"))
-    mode_columns = {name: columns[name] for name in modes}
-    hashed = [name for name, column in mode_columns.items() if is_hashed(column)]
-    mode_columns = encode_columns(mode_columns, hashed)
+    mode_columns = {name: as_integers(columns[name]) for name in modes}
+    mode_columns = encode_columns(mode_columns, is_hashed)
     coded = {name: number_column(mode_columns.pop(name), name, labels) for name in modes}
     numbers = None
     if values is not None:
@@ -177,7 +177,7 @@ def read_rows(
 def number_column(
     column: Any, name: str, labels: Mapping[str, Sequence[Any] | np.ndarray]
 ) -> CodedColumn:
-    """Number the entries of a column of Arrow, by the labels that are given for it, if any are."""
+    """Number the entries of a column, by the labels that are given for it, if any are."""
     codes, found = number_entries(column, name)
     if name not in labels:
         return CodedColumn(codes, found)
